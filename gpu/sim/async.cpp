@@ -74,7 +74,7 @@ void async_check(worker &w, const void *p, int line)
 
 void async_end(worker &w)
 {
-    if (w.async == nullptr || w.async->pending == 0 || w.failed)
+    if (w.async == nullptr || w.async->pending == 0 || w.failed || w.hurt_block)
         return;
     for (unsigned t = 0; t < w.n; ++t) {
         if (w.async->thread[t].copies.empty())

@@ -46,7 +46,7 @@ void late_begin(worker &w)
 
 void late_end(worker &w)
 {
-    if (w.late == nullptr || w.late->copies.empty() || w.failed)
+    if (w.late == nullptr || w.late->copies.empty() || w.failed || w.hurt_block)
         return;
     const late_copy &c = w.late->copies.front();
     const uint3 id = w.fibers[c.thread].id;
@@ -176,6 +176,9 @@ void assay_sim_look(const char *what, int line)
     worker &w = running_worker(what);
     if (w.looping)
         report_promise(w, what, line);
+    w.fibers[w.current].line = line;
+    if (hurt(w))
+        leave_block(w);
     if (look_in_vain(w, line)) {
         assay_sim_report("divergent barrier", WHERE "%s waits for ever: no thread of the block can go on",
                          WHERE_ARGS(w, threadIdx, line), what);

@@ -112,6 +112,8 @@ std::string where(const void *p, bool shared)
     if (shared)
         return "shared memory";
     const memory_kind kind = memory_find(p, &offset, &bytes, nullptr);
+    if (kind == MEMORY_NONE && memory_describe(p, text, sizeof text)) /* beside a block */
+        return std::string("global memory, ") + text;
     if (kind == MEMORY_NONE)
         return "global memory, a variable";
     snprintf(text, sizeof text, "global memory, byte %zu of a block of %zu bytes", offset, bytes);
@@ -249,16 +251,17 @@ void check_races(uintptr_t at, size_t bytes, const race_access &now, bool shared
     }
 }
 
-[[noreturn]] void report_access(worker &w, const char *kind, const char *what, const void *p, size_t bytes,
-                                const race_access &now, bool shared)
+void report_access(worker &w, const char *kind, const char *what, const void *p, size_t bytes,
+                   const race_access &now, bool shared)
 {
+    if (!bad_place(w, now.pc))
+        return;
     char place[320];
     source_place(static_cast<const char *>(now.pc) - 1, place, sizeof place);
     std::string target = where(p, shared);
     assay_sim_report(kind, "kernel %s block (%u,%u,%u) thread (%u,%u,%u) at %s: a %s of %zu bytes %s: %s",
                      w.call->name, blockIdx.x, blockIdx.y, blockIdx.z, threadIdx.x, threadIdx.y, threadIdx.z,
                      place, now.write ? "write" : "read", bytes, what, target.c_str());
-    abandon(w, cudaErrorIllegalAddress);
 }
 
 } /* namespace */
@@ -276,11 +279,15 @@ void race_check(worker &w, const void *ptr, size_t bytes, const race_access &now
     });
     const page *first = page_of(at, false);
     unwritten = unwritten && first != nullptr;
-    if (guard)
+    if (guard) {
         report_access(w, "out of bounds", "that leaves its block or array", ptr, bytes, now, shared);
-    if (coming)
+        bad_access(w, now.pc, cudaErrorIllegalAddress);
+    }
+    if (coming) {
         report_access(w, "late read", "where an asynchronous copy is under way that nobody has waited for",
                       ptr, bytes, now, shared);
+        abandon(w, cudaErrorIllegalAddress);
+    }
     if (unwritten && !now.write) {
         const unsigned char *b = static_cast<const unsigned char *>(ptr);
         size_t i = 0;
@@ -307,6 +314,7 @@ void race_misaligned(worker &w, const void *p, size_t align, bool write, const v
     char what[64];
     snprintf(what, sizeof what, "at an address that is no multiple of %zu", align);
     report_access(w, "misaligned", what, p, align, race_now(w, write, pc), false);
+    bad_access(w, pc, cudaErrorIllegalAddress);
 }
 
 void race_host_check(const void *ptr, size_t bytes, bool write, const void *pc)

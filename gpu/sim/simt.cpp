@@ -83,7 +83,7 @@ static void stacks_reclaim(worker &w)
     w.busy.clear();
 }
 
-static void jump(worker &w, stop_point to, stack *target, stop_point *slot, void **fake)
+void jump(worker &w, stop_point to, stack *target, stop_point *slot, void **fake)
 {
 #if SIM_ASAN
     __sanitizer_start_switch_fiber(fake, target ? target->base : w.scheduler_bottom,
@@ -207,7 +207,7 @@ void advance(worker &w, bool ended)
         if (w.position < w.n)
             break;
         if (w.runnable == 0) {
-            if (w.exited != w.n)
+            if (w.exited != w.n && !hurt(w))
                 report_deadlock(w);
             static __thread stop_point nowhere;
             jump_to_scheduler(w, &nowhere, nullptr); /* the block is done */
@@ -256,7 +256,8 @@ static void thread_ended(worker &w)
     w.warps[t / lanes].exited |= 1u << t % lanes;
     if (!w.strict && w.warps[t / lanes].groups != 0)
         warp_left(w, t / lanes);
-    if (w.arrived != 0 && w.arrived + w.exited == w.n)
+    if (w.arrived != 0 && w.arrived + w.exited == w.n &&
+        !hurt(w)) /* else they wait for one that is no more */
         block_release(w);
 }
 
@@ -324,6 +325,8 @@ static int block_barrier(worker &w, int op, int predicate, int line, const void 
     fiber &f = w.fibers[w.current];
     if (w.looping)
         report_promise(w, "block barrier", line);
+    if (hurt(w))
+        leave_block(w);
     if (w.tracing)
         shared_trace(w, "when it reached this line", line);
     call_path path;

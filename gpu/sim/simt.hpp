@@ -125,10 +125,14 @@ struct worker {
     const kernel_call *call;
     unsigned n, current, position, runnable, exited;
     bool failed, looping;
+    bool hurt, hurt_block;  /* a thread of this launch, of this block, has ended by a bad access */
     volatile bool spinning; /* the watchdog asks it to give up */
     int watched;
     uint64_t turns;    /* how often threads have switched */
     cudaError_t error; /* when failed */
+    cudaError_t hurt_by;
+    const void *hurt_at[16]; /* where, each place once */
+    unsigned hurts;
     stop_point scheduler;
     random_stream random;
     bool strict, callers; /* as configured when the launch began */
@@ -174,6 +178,19 @@ extern __thread worker *self; /* of the kernel that this operating system thread
     (w).call->name, blockIdx.x, blockIdx.y, blockIdx.z, (id).x, (id).y, (id).z, sim::line_of(line)
 
 [[noreturn]] void abandon(worker &w, cudaError_t error = cudaErrorLaunchFailure);
+/* What the running thread does at pc cannot be done (simt_fault.cpp).  Without the race checker the launch ends.  With it that
+ * thread alone ends, and the other threads of its block go on until they would wait for it, at the block's barrier or with a
+ * mask that names it, so that one run names what else is wrong and nothing that follows from its absence.  Other blocks
+ * run as ever. */
+[[noreturn]] void bad_access(worker &w, const void *pc, cudaError_t error);
+/* Is it the first at this place in this launch?  Others need no report. */
+bool bad_place(const worker &w, const void *pc);
+/* The running thread of a block that is hurt would wait for all others: it ends. */
+[[noreturn]] void leave_block(worker &w);
+static inline bool hurt(const worker &w)
+{
+    return ASSAY_SIM_RACES && __builtin_expect(w.hurt_block, 0);
+}
 /* From here on a fault of this operating system thread inside a kernel becomes a report. */
 const void *program_counter(const void *context); /* of a signal handler's */
 /* Between them the watchdog looks after this worker. */
@@ -196,6 +213,7 @@ static inline void entered()
     __sanitizer_finish_switch_fiber(nullptr, nullptr, nullptr);
 #endif
 }
+void jump(worker &w, stop_point to, stack *target, stop_point *slot, void **fake);
 void jump_to_scheduler(worker &w, stop_point *slot, void **fake);
 /* From the scheduler into a fresh stack; returns when that block, or loop over blocks, is over. */
 void first_jump(worker &w, void (*entry)());

@@ -30,6 +30,43 @@ const void *program_counter(const void *context)
 #endif
 }
 
+bool bad_place(const worker &w, const void *pc)
+{
+    for (unsigned i = 0; i < w.hurts; ++i) {
+        if (w.hurt_at[i] == pc)
+            return false;
+    }
+    return true;
+}
+
+/* Its lane is not among those that have returned, for whom nobody waits: no exchange that names it ends any more. */
+void leave_block(worker &w)
+{
+    static __thread stop_point nowhere;
+    w.state[w.current] = EXITED;
+    ++w.exited;
+    --w.runnable;
+    advance(w, true);
+    /* A thread that has not begun: on the stack of the one that has ended, whose frames nobody needs. */
+    fiber &f = w.fibers[w.current];
+    f.at = stop_make(f.on->top, static_cast<size_t>(f.on->top - f.on->base), fiber_entry);
+    jump(w, f.at, f.on, &nowhere, nullptr);
+    abort();
+}
+
+void bad_access(worker &w, const void *pc, cudaError_t error)
+{
+    constexpr unsigned most = sizeof w.hurt_at / sizeof w.hurt_at[0];
+    if (!ASSAY_SIM_RACES || w.looping || w.meeting != nullptr || w.tracing ||
+        (w.hurts == most && bad_place(w, pc)))
+        abandon(w, error);
+    if (bad_place(w, pc))
+        w.hurt_at[w.hurts++] = pc;
+    w.hurt = w.hurt_block = true;
+    w.hurt_by = error;
+    leave_block(w);
+}
+
 #if !SIM_ASAN && !SIM_TSAN
 
 constexpr size_t handler_stack_bytes = 256 * 1024; /* the handler asks addr2line for the source line */
@@ -106,11 +143,14 @@ static void fault_handler(int signal, siginfo_t *info, void *context)
         }
         return; /* the instruction faults again, for the handler of before */
     }
-    const int line = w->looping ? 0 : w->fibers[w->current].line;
-    char place[512];
-    source_place(program_counter(context), place, sizeof place);
-    assay_sim_report("illegal address", WHERE "%s, in %s", WHERE_ARGS(*w, threadIdx, line), text, place);
-    abandon(*w, cudaErrorIllegalAddress);
+    const void *pc = program_counter(context);
+    if (bad_place(*w, pc)) {
+        const int line = w->looping ? 0 : w->fibers[w->current].line;
+        char place[512];
+        source_place(pc, place, sizeof place);
+        assay_sim_report("illegal address", WHERE "%s, in %s", WHERE_ARGS(*w, threadIdx, line), text, place);
+    }
+    bad_access(*w, pc, cudaErrorIllegalAddress);
 }
 
 static void install()

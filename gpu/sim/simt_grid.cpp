@@ -39,6 +39,7 @@ static void block_once(worker &w, uint64_t linear, uint64_t launch)
     memset(w.state, FRESH, w.n);
     w.runnable = w.n;
     w.exited = w.arrived = 0;
+    w.hurt_block = false;
     w.sum = 0;
     for (unsigned k = 0; k * lanes < w.n; ++k) {
         const unsigned left = w.n - k * lanes;
@@ -69,7 +70,7 @@ static bool block_run(worker &w, uint64_t linear, uint64_t launch)
         return false;
 #if !SIM_ASAN /* which has caught the write itself */
     if (shared_damage(w, damage, sizeof damage)) {
-        if (w.meeting == nullptr) { /* the other blocks would have to run again, too */
+        if (w.meeting == nullptr && !w.hurt_block) { /* the other blocks would have to run again, too */
             w.tracing = true;
             block_once(w, linear, launch);
             w.tracing = false;
@@ -151,7 +152,8 @@ static void worker_run(worker &w, grid_run &g)
     running = &g;
     w.call = g.call;
     w.n = g.call->block.x * g.call->block.y * g.call->block.z;
-    w.failed = w.tracing = w.met = w.waiting = false;
+    w.failed = w.tracing = w.met = w.waiting = w.hurt = w.hurt_block = false;
+    w.hurts = 0;
     w.meeting = g.meeting;
     w.looping = g.call->no_barrier;
     w.strict = config().strict;
@@ -194,6 +196,10 @@ static void worker_run(worker &w, grid_run &g)
         }
         if (g.meeting != nullptr)
             meeting_left(w, w.failed);
+    }
+    if (w.hurt && !g.failed) {
+        g.error = w.hurt_by;
+        g.failed = true;
     }
     watch_end(w);
     self = nullptr;

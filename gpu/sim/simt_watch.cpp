@@ -51,7 +51,9 @@ static void spin_handler(int, siginfo_t *, void *context)
 {
     worker *w = self;
     if (w == nullptr || !w->spinning)
-        return; /* the kernel has ended meanwhile */
+        return;  /* the kernel has ended meanwhile */
+    if (w->hurt) /* it waits for a thread that has ended, which has been said */
+        abandon(*w, w->hurt_by);
     char place[512];
     source_place(program_counter(context), place, sizeof place);
     assay_sim_report("spinning thread",

@@ -2,6 +2,7 @@
  *   assay_sim_races [NAME | --alone NAME] */
 #include "races.h"
 
+#include <algorithm>
 #include <fstream>
 #include <sstream>
 #include <stdio.h>
@@ -34,14 +35,14 @@ static void fail(const race_case &c, const char *what, const std::string &report
 }
 
 /* A line that says all of it. */
-static bool said(const std::string &reports, const race_case &c)
+static bool said(const std::string &reports, const char *kind, const char *words, const std::string &a,
+                 const std::string &b)
 {
-    const std::string head = std::string("assay-sim: ") + c.kind + ": ", a = marked(c.file, 'a', c.name),
-                      b = marked(c.file, 'b', c.name);
+    const std::string head = std::string("assay-sim: ") + kind + ": ";
     std::istringstream in(reports);
     std::string line;
     while (std::getline(in, line)) {
-        if (line.compare(0, head.size(), head) == 0 && line.find(c.words) != std::string::npos &&
+        if (line.compare(0, head.size(), head) == 0 && line.find(words) != std::string::npos &&
             line.find(a) != std::string::npos && line.find(b) != std::string::npos)
             return true;
     }
@@ -62,21 +63,30 @@ static void run(const race_case &c)
     if (truncate(findings, 0) != 0)
         abort();
     c.body(x, y);
-    (void)cudaDeviceSynchronize();
+    const cudaError_t end = cudaDeviceSynchronize();
     (void)cudaFree(x);
     (void)cudaFree(y);
     std::ifstream in(findings);
     const std::string reports((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
     if (c.kind == nullptr && !reports.empty())
         fail(c, "a false alarm", reports);
-    if (c.kind != nullptr && !said(reports, c))
+    if (c.kind != nullptr &&
+        !said(reports, c.kind, c.words, marked(c.file, 'a', c.name), marked(c.file, 'b', c.name)))
         fail(c, "not reported as it should be", reports);
+    if (c.also != nullptr &&
+        (marked(c.file, 'c', c.name).empty() || !said(reports, c.also, "", marked(c.file, 'c', c.name), "")))
+        fail(c, (std::string("not reported: ") + c.also).c_str(), reports);
+    if (c.reports != 0 && std::count(reports.begin(), reports.end(), '\n') != c.reports)
+        fail(c, ("not " + std::to_string(c.reports) + " lines").c_str(), reports);
+    if (c.reports != 0 && end != cudaErrorIllegalAddress)
+        fail(c, "the launch does not end with an illegal address", cudaGetErrorName(end));
 }
 
 /* One case as a program that somebody else might run under `assay sanitize`. */
 static int alone(const char *name)
 {
-    for (const race_case *table : {RACES_IN_BLOCKS, RACES_IN_GRIDS, RACES_OF_MEMORY, COOPERATIVE, CLEAN}) {
+    for (const race_case *table :
+         {RACES_IN_BLOCKS, RACES_IN_GRIDS, RACES_OF_MEMORY, COOPERATIVE, BAD_ACCESS, CLEAN}) {
         for (const race_case *c = table; c->name != nullptr; ++c) {
             int *x = nullptr, *y = nullptr;
             if (strcmp(name, c->name) != 0)
@@ -102,7 +112,8 @@ int main(int argc, char **argv)
         return 2;
     close(file);
     assay_sim_print_reports(argc > 1);
-    for (const race_case *table : {RACES_IN_BLOCKS, RACES_IN_GRIDS, RACES_OF_MEMORY, COOPERATIVE, CLEAN}) {
+    for (const race_case *table :
+         {RACES_IN_BLOCKS, RACES_IN_GRIDS, RACES_OF_MEMORY, COOPERATIVE, BAD_ACCESS, CLEAN}) {
         for (const race_case *c = table; c->name != nullptr; ++c) {
             if (argc < 2 || strcmp(argv[1], c->name) == 0)
                 run(*c);

@@ -103,7 +103,7 @@ static void run_host_reads_device(int *x, int *)
 
 const race_case RACES_OF_MEMORY[] = {
     CASE(read_just_behind, "out of bounds", "a read of 4 bytes"),
-    CASE(write_just_behind, "out of bounds", "a write of 4 bytes"),
+    CASE(write_just_behind, "out of bounds", "byte 16396 of device block"),
     CASE(shared_array_left, "out of bounds", "thread (1,0,0)"),
     CASE(unaligned_vector, "misaligned", "no multiple of 16"),
     CASE(unaligned_store, "misaligned", "no multiple of 8"),

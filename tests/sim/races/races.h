@@ -10,9 +10,13 @@ struct race_case {
     const char *words; /* that the report must hold as well */
     const char *file;
     void (*body)(int *x, int *y); /* 4096 integers each, all 0 */
+    int reports =
+        0; /* how many lines there must be, of a launch that ends with cudaErrorIllegalAddress; 0: not looked at */
+    const char *also = nullptr; /* the kind of another report, of the line marked c: NAME */
 };
 
-extern const race_case RACES_IN_BLOCKS[], RACES_IN_GRIDS[], RACES_OF_MEMORY[], COOPERATIVE[], CLEAN[];
+extern const race_case RACES_IN_BLOCKS[], RACES_IN_GRIDS[], RACES_OF_MEMORY[], COOPERATIVE[], BAD_ACCESS[],
+    CLEAN[];
 
 #define LAUNCH_CASE(name, grid, block, bytes)                                                                \
     static void run_##name(int *x, int *y)                                                                   \
