@@ -430,7 +430,29 @@ void parity_ask_lattice(parity_ask *q)
     parity_ask_lattice_context(q);
 }
 
-assay_status parity_exact_request(const char *dir, int world, const char *act_dtype)
+/* All that one rank is asked by `assay run`. */
+static void ask_all(parity_ask *q)
+{
+    parity_ask_collectives(q, 5);
+    parity_ask_collectives(q, 1);
+    parity_ask_collectives(q, 0);
+    if (q->rank != 0)
+        return;
+    parity_ask_lattice(q);
+    for (int m = 0; m < PARITY_MODE_RUN && q->world == 1; m++)
+        parity_ask_random(q, (parity_data_mode)m);
+    parity_ask_lattice_documents(q); /* last: what stands before keeps its values */
+    parity_ask_lattice_sights(q);
+}
+
+static void ask_widths(parity_ask *q)
+{
+    for (int m = 0; m < PARITY_MODE_RUN; m++)
+        parity_ask_widths(q, (parity_data_mode)m);
+}
+
+static assay_status write_request(const char *dir, int world, const char *act_dtype,
+                                  void (*ask)(parity_ask *q))
 {
     assay_dtype act;
     ASSAY_TRY(assay_dtype_from_name(act_dtype, &act));
@@ -450,16 +472,7 @@ assay_status parity_exact_request(const char *dir, int world, const char *act_dt
         q.st = assay_trace_writer_open(&q.w, dir, rank, world, header, false);
         json_decref(header);
         if (q.st == ASSAY_OK) {
-            parity_ask_collectives(&q, 5);
-            parity_ask_collectives(&q, 1);
-            parity_ask_collectives(&q, 0);
-            if (rank == 0) {
-                parity_ask_lattice(&q);
-                for (int m = 0; m < PARITY_MODE_RUN && world == 1; m++)
-                    parity_ask_random(&q, (parity_data_mode)m);
-                parity_ask_lattice_documents(&q); /* last: what stands before keeps its values */
-                parity_ask_lattice_sights(&q);
-            }
+            ask(&q);
             q.st = q.st == ASSAY_OK ? assay_trace_end_step(q.w) : q.st;
             q.st = q.st == ASSAY_OK ? assay_trace_writer_close(q.w) : q.st;
         }
@@ -469,4 +482,14 @@ assay_status parity_exact_request(const char *dir, int world, const char *act_dt
     }
     free(ranks);
     return st;
+}
+
+assay_status parity_exact_request(const char *dir, int world, const char *act_dtype)
+{
+    return write_request(dir, world, act_dtype, ask_all);
+}
+
+assay_status parity_widths_request(const char *dir, const char *act_dtype)
+{
+    return write_request(dir, 1, act_dtype, ask_widths);
 }

@@ -463,6 +463,16 @@ void parity_ask_size(parity_ask *q, const char *tier, const char *op, const char
         q->st = ask((draft){.q = q, .mode = PARITY_ZERO_MEAN, .row = row}, sizes);
 }
 
+void parity_ask_widths(parity_ask *q, parity_data_mode mode)
+{
+    q->tier = tier_of(mode);
+    for (const parity_ask_widths_row *w = parity_ask_widths_table; w->op != NULL; w++) {
+        const parity_ask_row *row = first_row(w->op);
+        for (int i = 0; i < 4 && w->sizes[i] != NULL && is_asked(q, row, mode); i++)
+            q->st = ask((draft){.q = q, .mode = mode, .row = row}, w->sizes[i]);
+    }
+}
+
 static void sweep(parity_ask *q, parity_data_mode mode, const parity_ask_row *row, const char *symbols)
 {
     enum { MOST = 256 };

@@ -72,5 +72,12 @@ extern const int64_t parity_ask_boundaries[];
 /* Slots stand in the order in which they are made, so that ASK_FROM finds what it needs; none at all: every input of the
  * operation that is not optional, in the table's order.  Ends with a row of op NULL. */
 extern const parity_ask_row parity_ask_table[];
+/* Sizes of single operations at the widths of real models; slots are those of the operation's first row in
+ * parity_ask_table.  Ends with a row of op NULL. */
+typedef struct parity_ask_widths_row {
+    const char *op;
+    const char *sizes[4];
+} parity_ask_widths_row;
+extern const parity_ask_widths_row parity_ask_widths_table[];
 
 #endif

@@ -83,6 +83,8 @@ const char *parity_data_mode_name(parity_data_mode mode);
 /* Whether the operation has a meaning on such data: else why not, in words. */
 const char *parity_data_mode_refusal(const char *op, parity_data_mode mode);
 void parity_ask_random(parity_ask *q, parity_data_mode mode);
+/* The same at the widths of real models, where sums are long (random_widths.c). */
+void parity_ask_widths(parity_ask *q, parity_data_mode mode);
 /* The same with each size of the operation once at every boundary (random_sweep.c). */
 void parity_ask_sweep(parity_ask *q, parity_data_mode mode);
 

@@ -16,11 +16,13 @@ bool parity_case_chosen(const parity_case_choice *choice, const char *name)
 static assay_status check_name(const char *name, const parity_case_choice *choice, const parity_case *cases,
                                int n_cases, assay_suggestion *near)
 {
-    bool known = choice->other != NULL && strcmp(choice->other, name) == 0;
+    bool known = false;
+    for (int i = 0; i < 2 && choice->others[i] != NULL; i++) {
+        known = known || strcmp(choice->others[i], name) == 0;
+        assay_suggest_add(near, choice->others[i]);
+    }
     for (int i = 0; i < n_cases && !known; i++)
         known = strcmp(cases[i].name, name) == 0;
-    if (choice->other != NULL)
-        assay_suggest_add(near, choice->other);
     ASSAY_CHECK(known, ASSAY_NOT_FOUND, "--case %s: no case has this name%s", name,
                 assay_suggest_end(near, ""));
     return ASSAY_OK;
@@ -56,7 +58,7 @@ assay_status parity_case_named(const char *name, parity_case *out)
     char dir[ASSAY_PATH];
     char **paths = NULL;
     int n = 0, found = 0;
-    const parity_case_choice choice = {{name}, 1, NULL};
+    const parity_case_choice choice = {{name}, 1, {NULL}};
     ASSAY_TRY(parity_cases_dir(dir, sizeof dir));
     ASSAY_TRY(parity_cases_list(dir, &paths, &n));
     /* Of two cases of one name the first is there while the second is read. */

@@ -171,10 +171,20 @@ static assay_status read_checks(const json_t *root, parity_case *c)
     return ASSAY_OK;
 }
 
+/* "matrix": "full" is a case that costs too much for a run without arguments. */
+static assay_status read_matrix(const json_t *root, parity_case *c)
+{
+    const json_t *word = json_object_get(root, "matrix");
+    c->full_matrix = word != NULL;
+    ASSAY_CHECK(word == NULL || (json_is_string(word) && strcmp(json_string_value(word), "full") == 0),
+                ASSAY_FORMAT, "%s: matrix: expected \"full\", or no such member", c->file);
+    return ASSAY_OK;
+}
+
 assay_status parity_case_load(const char *path, parity_case *out)
 {
-    static const char *const allowed[] = {"name",     "description", "model",    "data",   "layouts",
-                                          "training", "precision",   "variants", "checks", NULL};
+    static const char *const allowed[] = {"name",      "description", "matrix",   "model",  "data", "layouts",
+                                          "precision", "training",    "variants", "checks", NULL};
     assay_status st = ASSAY_OK;
     json_t *root = NULL;
     memset(out, 0, sizeof *out);
@@ -187,6 +197,7 @@ assay_status parity_case_load(const char *path, parity_case *out)
     ASSAY_CHECK_GOTO(out->name[0] != 0 &&
                          strspn(out->name, "abcdefghijklmnopqrstuvwxyz0123456789_-") == strlen(out->name),
                      ASSAY_FORMAT, st, done, "%s: name: expected [a-z0-9_-]+, found \"%s\"", path, out->name);
+    ASSAY_TRY_GOTO(read_matrix(root, out), st, done);
     ASSAY_TRY_GOTO(read_model(root, out), st, done);
     ASSAY_TRY_GOTO(read_data(root, out), st, done);
     ASSAY_TRY_GOTO(read_layouts(root, out), st, done);

@@ -17,8 +17,9 @@ enum {
 
 typedef struct parity_case {
     char name[64];
-    char file[ASSAY_PATH];       /* where it was read from, for messages */
-    bool is_folder;              /* from --model: there is no case file */
+    char file[ASSAY_PATH]; /* where it was read from, for messages */
+    bool is_folder;        /* from --model: there is no case file */
+    bool full_matrix;      /* runs where its file or name is given, and with --matrix full; not by default */
     char model_dir[ASSAY_PATH];  /* Hugging Face folder, or "" when `model` is inline */
     json_t *model;               /* inline config, or NULL */
     char batch_file[ASSAY_PATH]; /* a batch file that is there already, or "" */
@@ -70,12 +71,12 @@ assay_status parity_cases_dir(char *out, size_t capacity);
 /* Paths of *.json in a folder, sorted; free each and the array. */
 assay_status parity_cases_list(const char *dir, char ***paths, int *n);
 
-/* case_select.c: names of cases on a command line; none: all.  other: a word that is no case and legal, too; NULL: none. */
+/* case_select.c: names of cases on a command line; none: all.  others: words that are no cases and legal, too; NULL: none. */
 enum { PARITY_MAX_CASE_NAMES = 16 };
 typedef struct parity_case_choice {
     const char *names[PARITY_MAX_CASE_NAMES];
     int n;
-    const char *other;
+    const char *others[2];
 } parity_case_choice;
 bool parity_case_chosen(const parity_case_choice *choice, const char *name);
 /* Reads n case files and keeps those that are chosen, at cases[*n_cases] and behind it (at most n), also when it fails.  ASSAY_NOT_FOUND: a

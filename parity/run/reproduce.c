@@ -66,7 +66,7 @@ void parity_run_reproduce(const parity_run_options *o, const char *engine, const
     if (o->engine_program[0] != '\0')
         add_option(&l, " --engine-program", o->engine_program);
     if (o->model[0] == '\0')
-        add_option(&l, " --case", t->c != NULL ? t->c->name : "operations");
+        add_option(&l, " --case", parity_task_name(t));
     add_option(&l, " --precision", assay_precision_name(t->precision));
     add_option(&l, " --layout", t->layout);
     add_option(&l, " --variant", t->variant);

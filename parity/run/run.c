@@ -53,8 +53,7 @@ static void part_path(const parity_run_state *s, int task, const char *extension
 
 static const char *task_label(const parity_task *t, char out[PARITY_TASK_LABEL])
 {
-    parity_task_label(t->c != NULL ? t->c->name : "operations", assay_precision_name(t->precision), t->layout,
-                      t->variant, out);
+    parity_task_label(parity_task_name(t), assay_precision_name(t->precision), t->layout, t->variant, out);
     return out;
 }
 
@@ -149,7 +148,7 @@ static assay_status collect(parity_run_state *s, int index, int status)
     parity_result_init(&r);
     r.check = t->c == NULL ? PARITY_CHECK_EXACT : PARITY_CHECK_WHOLE;
     parity_run_reproduce(&s->o, s->engine.name, t, r.reproduce);
-    snprintf(r.case_name, sizeof r.case_name, "%s", t->c != NULL ? t->c->name : "operations");
+    snprintf(r.case_name, sizeof r.case_name, "%s", parity_task_name(t));
     snprintf(r.layout, sizeof r.layout, "%s", t->layout);
     snprintf(r.precision, sizeof r.precision, "%s", assay_precision_name(t->precision));
     snprintf(r.variants, sizeof r.variants, "%s", t->variant);
@@ -190,14 +189,17 @@ static assay_status wait_one(parity_run_state *s, int *finished)
 static assay_status run_tasks(parity_run_state *s, assay_progress *progress)
 {
     int next = 0, active = 0, finished = 0;
+    double available = 0.0;
     char label[PARITY_TASK_LABEL];
     for (int k = 0; k < PARITY_MAX_JOBS; k++)
         s->running[k] = -1;
     for (int i = 0; i < s->n_tasks; i++)
         s->status[i] = NOT_RUN;
     while (finished < s->n_tasks && stopped_by == 0) {
+        if (finished == next) /* nothing runs */
+            available = parity_run_memory_available();
         for (int k = 0; k < s->o.jobs && next < s->n_tasks; k++)
-            if (s->running[k] < 0) {
+            if (s->running[k] < 0 && parity_run_fits(s, s->order[next], available)) {
                 ASSAY_TRY(start_task(s, k, s->order[next]));
                 if (progress != NULL)
                     assay_progress_update(progress, finished, task_label(&s->tasks[s->order[next]], label));

@@ -31,15 +31,23 @@ typedef struct parity_run_options {
 
 /* One unit of work: a case in one precision and layout, or the lattice inputs of every operation. */
 typedef struct parity_task {
-    const parity_case *c; /* NULL: exact tier of the operations */
+    const parity_case *c; /* NULL: operations alone */
+    bool widths;          /* ... at the widths of real models */
     assay_precision precision;
     char layout[ASSAY_LAYOUT_TEXT];
     char variant[PARITY_VARIANT_TEXT];   /* "fastest", "k0", "attention=k0" */
     char next_layout[ASSAY_LAYOUT_TEXT]; /* the checkpoint is loaded in this one */
     char dir[ASSAY_PATH];                /* scratch folder of this task */
     char case_dir[ASSAY_PATH];           /* model and batch of the case */
+    double memory;                       /* bytes that it is estimated to need (run_memory.c) */
     char cannot[256]; /* why the case cannot be cut so: it is skipped with these words; "" */
 } parity_task;
+
+/* Names of what is no case, as --case has them: every operation alone; the same at the widths of real models. */
+#define PARITY_OPERATIONS "operations"
+#define PARITY_WIDTHS "widths_operations"
+/* Name of a task's case, or of what it has in place of one. */
+const char *parity_task_name(const parity_task *t);
 
 /* Configuration and data of a case fit each other and its sizes; writes nothing. */
 assay_status parity_check_case(const parity_case *c);
@@ -101,7 +109,13 @@ assay_status parity_case_layout(const parity_case *c, const char *layout);
 assay_status parity_run_check_layouts(parity_run_state *s);
 /* The engine knows the kernels that the command line and the cases name. */
 assay_status parity_run_check_variants(const parity_run_state *s);
-/* run_order.c: fills s->order [n_tasks], in which tasks start. */
+/* run_order.c: fills s->order [n_tasks], in which tasks start, and the memory of each. */
 assay_status parity_run_order(parity_run_state *s);
+/* run_memory.c: bytes that a task of a model of this many elements of parameters needs, the engine or then the judge. */
+double parity_run_memory(const parity_run_options *o, const parity_task *t, double parameters);
+/* Bytes that the machine has for us now. */
+double parity_run_memory_available(void);
+/* Whether task `index` fits beside those that run; available: bytes from before any of them started.  Alone, always. */
+bool parity_run_fits(const parity_run_state *s, int index, double available);
 
 #endif

@@ -6,10 +6,27 @@
 
 static parity_case_choice choice_of(const parity_run_options *o)
 {
-    parity_case_choice choice = {.n = o->n_cases, .other = "operations"};
+    parity_case_choice choice = {.n = o->n_cases, .others = {PARITY_OPERATIONS, PARITY_WIDTHS}};
     for (int i = 0; i < o->n_cases; i++)
         choice.names[i] = o->cases[i];
     return choice;
+}
+
+/* Without a word of the command line for them, cases of the full matrix are left out, and said. */
+static void leave_out(parity_run_state *s)
+{
+    int kept = 0;
+    for (int i = 0; i < s->n_cases; i++) {
+        if (!s->cases[i].full_matrix) {
+            s->cases[kept++] = s->cases[i];
+            continue;
+        }
+        printf("%s%s", kept == i ? "only with --matrix full, or by name: " : ", ", s->cases[i].name);
+        parity_case_free(&s->cases[i]);
+    }
+    if (kept < s->n_cases)
+        printf("\n");
+    s->n_cases = kept;
 }
 
 assay_status parity_run_load_cases(parity_run_state *s)
@@ -38,6 +55,8 @@ assay_status parity_run_load_cases(parity_run_state *s)
                      "expected 1 to %d case files, found %d", PARITY_MAX_CASES, total);
     const parity_case_choice choice = choice_of(&s->o);
     st = parity_cases_select(s->o.n_files > 0 ? files : paths, total, &choice, s->cases, &s->n_cases);
+    if (st == ASSAY_OK && s->o.n_files == 0 && choice.n == 0 && strcmp(s->o.matrix, "full") != 0)
+        leave_out(s);
 done:
     for (int i = 0; i < n; i++)
         free(paths[i]);
@@ -45,18 +64,25 @@ done:
     return st;
 }
 
-static assay_status add_task(parity_run_state *s, const parity_case *c, assay_precision precision,
-                             const char *layout, const char *variant, const char *next)
+const char *parity_task_name(const parity_task *t)
+{
+    return t->c != NULL ? t->c->name : t->widths ? PARITY_WIDTHS : PARITY_OPERATIONS;
+}
+
+static assay_status add_task(parity_run_state *s, const parity_case *c, bool widths,
+                             assay_precision precision, const char *layout, const char *variant,
+                             const char *next)
 {
     ASSAY_CHECK(s->n_tasks < PARITY_MAX_TASKS, ASSAY_LIMIT,
                 "more than %d combinations: name cases with --case", PARITY_MAX_TASKS);
     parity_task *t = &s->tasks[s->n_tasks++];
     t->c = c;
+    t->widths = widths;
     t->precision = precision;
     snprintf(t->layout, sizeof t->layout, "%s", layout);
     snprintf(t->variant, sizeof t->variant, "%s", variant);
     snprintf(t->next_layout, sizeof t->next_layout, "%s", next);
-    const char *name = c != NULL ? c->name : "operations";
+    const char *name = parity_task_name(t);
     const bool fastest = strcmp(variant, "fastest") == 0;
     const int a = snprintf(t->case_dir, ASSAY_PATH, "%s/work/%s", s->o.report_dir, name);
     const int b =
@@ -80,9 +106,9 @@ static assay_status variant_tasks(parity_run_state *s, const parity_case *c, ass
         k++;
     const char *next = c->layouts[(k + 1) % c->n_layouts];
     if (s->o.variant[0] != 0)
-        return add_task(s, c, precision, layout, s->o.variant, next);
+        return add_task(s, c, false, precision, layout, s->o.variant, next);
     for (int v = 0; v < c->n_variants; v++)
-        ASSAY_TRY(add_task(s, c, precision, layout, c->variants[v], next));
+        ASSAY_TRY(add_task(s, c, false, precision, layout, c->variants[v], next));
     return ASSAY_OK;
 }
 
@@ -121,13 +147,35 @@ static bool layout_wanted(const parity_run_state *s, const char *layout)
 /* Every operation alone: all kernels of one rank, and the collectives of three. */
 static const char KERNELS_LAYOUT[] = "1", COLLECTIVES_LAYOUT[] = "dp3";
 
-bool parity_run_operations_layout(const parity_run_state *s, const char *layout)
+/* Operations alone are no part of a run of given files, of a folder or of a check that they do not have. */
+static bool takes_operations(const parity_run_state *s, const char *name)
 {
-    return parity_run_operations(s) &&
-           (parity_layout_same(layout, KERNELS_LAYOUT) || parity_layout_same(layout, COLLECTIVES_LAYOUT));
+    const parity_case_choice choice = choice_of(&s->o);
+    const bool alone =
+        s->o.check[0] == 0 || strcmp(s->o.check, "exact") == 0 || strcmp(s->o.check, "local") == 0;
+    return alone && s->o.n_files == 0 && s->o.model[0] == '\0' && parity_case_chosen(&choice, name);
 }
 
-static assay_status operation_tasks(parity_run_state *s)
+bool parity_run_operations(const parity_run_state *s)
+{
+    return takes_operations(s, PARITY_OPERATIONS);
+}
+
+/* As cases of the full matrix: by name, or with --matrix full. */
+static bool runs_widths(const parity_run_state *s)
+{
+    return takes_operations(s, PARITY_WIDTHS) && (s->o.n_cases > 0 || strcmp(s->o.matrix, "full") == 0) &&
+           strcmp(s->o.check, "exact") != 0;
+}
+
+bool parity_run_operations_layout(const parity_run_state *s, const char *layout)
+{
+    if (parity_run_operations(s) && parity_layout_same(layout, COLLECTIVES_LAYOUT))
+        return true;
+    return (parity_run_operations(s) || runs_widths(s)) && parity_layout_same(layout, KERNELS_LAYOUT);
+}
+
+static assay_status operation_tasks(parity_run_state *s, bool widths)
 {
     static const assay_precision both[] = {ASSAY_PRECISION_FP32, ASSAY_PRECISION_BF16};
     const int highest = parity_engine_highest_variant(&s->engine);
@@ -139,11 +187,11 @@ static assay_status operation_tasks(parity_run_state *s)
             if (k >= 0)
                 snprintf(word, sizeof word, "k%d", k);
             if (layout_wanted(s, KERNELS_LAYOUT) && (s->o.variant[0] == 0 || strcmp(s->o.variant, word) == 0))
-                ASSAY_TRY(add_task(s, NULL, both[p], KERNELS_LAYOUT, word, KERNELS_LAYOUT));
+                ASSAY_TRY(add_task(s, NULL, widths, both[p], KERNELS_LAYOUT, word, KERNELS_LAYOUT));
         }
-        if (layout_wanted(s, COLLECTIVES_LAYOUT) &&
+        if (!widths && layout_wanted(s, COLLECTIVES_LAYOUT) &&
             (s->o.variant[0] == 0 || strcmp(s->o.variant, "fastest") == 0))
-            ASSAY_TRY(add_task(s, NULL, both[p], COLLECTIVES_LAYOUT, "fastest", KERNELS_LAYOUT));
+            ASSAY_TRY(add_task(s, NULL, false, both[p], COLLECTIVES_LAYOUT, "fastest", KERNELS_LAYOUT));
     }
     return ASSAY_OK;
 }
@@ -171,8 +219,8 @@ assay_status parity_run_choose(const parity_task *tasks, int n, bool *chosen)
     ASSAY_CHECK_GOTO(rows != NULL && words != NULL, ASSAY_OUT_OF_MEMORY, st, done, "matrix of %d tasks", n);
     for (int i = 0; i < n; i++) {
         const parity_task *t = &tasks[i];
-        const char *const word[AXES] = {t->c != NULL ? t->c->name : "operations", t->layout,
-                                        assay_precision_name(t->precision), t->variant};
+        const char *const word[AXES] = {parity_task_name(t), t->layout, assay_precision_name(t->precision),
+                                        t->variant};
         for (int a = 0; a < AXES; a++)
             rows[i * AXES + a] = number_of(words + (size_t)n * (size_t)a, &values[a], word[a]);
         chosen[i] = t->c == NULL; /* a kernel that no task runs is not covered by a pair of words */
@@ -208,18 +256,12 @@ static assay_status keep_chosen(parity_run_state *s)
     return st;
 }
 
-bool parity_run_operations(const parity_run_state *s)
-{
-    const parity_case_choice choice = choice_of(&s->o);
-    const bool alone =
-        s->o.check[0] == 0 || strcmp(s->o.check, "exact") == 0 || strcmp(s->o.check, "local") == 0;
-    return alone && s->o.n_files == 0 && s->o.model[0] == '\0' && parity_case_chosen(&choice, "operations");
-}
-
 assay_status parity_run_make_tasks(parity_run_state *s)
 {
     if (parity_run_operations(s))
-        ASSAY_TRY(operation_tasks(s));
+        ASSAY_TRY(operation_tasks(s, false));
+    if (runs_widths(s))
+        ASSAY_TRY(operation_tasks(s, true));
     for (int i = 0; i < s->n_cases; i++)
         ASSAY_TRY(case_tasks(s, &s->cases[i]));
     ASSAY_TRY(keep_chosen(s));

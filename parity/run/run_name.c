@@ -84,7 +84,7 @@ assay_status parity_run_name(parity_run_state *s, const bool *chosen)
     fprintf(f, "%s %s %s%s\n", parity_version(), s->engine.name, s->o.check, s->o.overrides);
     for (int i = 0; i < s->n_tasks; i++)
         if (chosen[i])
-            fprintf(f, "%s %s %s %s\n", s->tasks[i].c != NULL ? s->tasks[i].c->name : "operations",
+            fprintf(f, "%s %s %s %s\n", parity_task_name(&s->tasks[i]),
                     assay_precision_name(s->tasks[i].precision), s->tasks[i].layout, s->tasks[i].variant);
     for (int i = 0; i < s->n_cases && st == ASSAY_OK; i++)
         st = put_case(f, &s->cases[i]);

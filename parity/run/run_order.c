@@ -1,4 +1,4 @@
-/* `assay run`: in which order tasks start.  Results are reported in the order of the matrix, whatever this one is.
+/* `assay run`: in which order tasks start, and the memory that each needs.  Results are reported in the order of the matrix, whatever this one is.
  *
  * The long ones first, so that none is left alone at the end.  Tasks of one case share reference runs, of which some belong to one
  * precision; the first task to need a run makes it and the others wait.  So the first task of every case comes first, then the first of
@@ -78,10 +78,11 @@ assay_status parity_run_order(parity_run_state *s)
     const parity_case *last = NULL;
     double parameters = 0.0;
     for (int i = 0; i < s->n_tasks; i++) {
-        const parity_task *t = &s->tasks[i];
+        parity_task *t = &s->tasks[i];
         if (t->c != NULL && t->c != last)
             parameters = parameters_of(t->c);
         last = t->c != NULL ? t->c : last;
+        t->memory = parity_run_memory(&s->o, t, t->c != NULL ? parameters : 0.0);
         places[i] = (place){.task = i, .cost = cost_of(t, parameters)};
     }
     qsort(places, (size_t)s->n_tasks, sizeof *places, before); /* all in turn 0: by cost alone */

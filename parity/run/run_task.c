@@ -335,7 +335,8 @@ static assay_status run_exact(parity_task_state *s)
     ASSAY_TRY(parity_task_path(s->t, "answer", answer));
     ASSAY_TRY(parity_task_path(s->t, "ops.log", log));
     ASSAY_TRY(parity_layout_world(s->t->layout, &world));
-    ASSAY_TRY(parity_exact_request(request, world, s->t->precision == ASSAY_PRECISION_BF16 ? "BF16" : "F32"));
+    const char *act = s->t->precision == ASSAY_PRECISION_BF16 ? "BF16" : "F32";
+    ASSAY_TRY(s->t->widths ? parity_widths_request(request, act) : parity_exact_request(request, world, act));
     snprintf(request_option, sizeof request_option, "--request=%s", request);
     snprintf(out_option, sizeof out_option, "--out=%s", answer);
     const char *extra[] = {request_option, out_option, NULL};
@@ -353,7 +354,7 @@ assay_status parity_run_task(const parity_run_options *o, const parity_engine *e
     parity_task_state s = {.o = o, .e = e, .t = t, .report = report, .facts = facts};
     parity_result context;
     parity_result_init(&context);
-    snprintf(context.case_name, sizeof context.case_name, "%s", t->c != NULL ? t->c->name : "operations");
+    snprintf(context.case_name, sizeof context.case_name, "%s", parity_task_name(t));
     snprintf(context.engine, sizeof context.engine, "%s", e->name);
     snprintf(context.tier, sizeof context.tier, "%s", e->name);
     snprintf(context.layout, sizeof context.layout, "%s", t->layout);

@@ -60,6 +60,8 @@ Test(parity_cases, every_mistake_is_named)
     } rows[] = {
         {"{\"name\":\"A b\",\"model\":\"m\"}", "name: expected [a-z0-9_-]+, found \"A b\""},
         {"{\"name\":\"a\",\"model\":3}", "model: expected a folder or a configuration"},
+        {"{\"name\":\"a\",\"matrix\":\"pairwise\"}", "matrix: expected \"full\", or no such member"},
+        {"{\"name\":\"a\",\"matrix\":true}", "matrix: expected \"full\", or no such member"},
         {"{\"name\":\"a\",\"model\":\"m\"}", "data: expected an object"},
         {"{\"name\":\"a\",\"model\":\"m\",\"data\":{\"paths\":3}}", "paths: expected an array"},
         {"{\"name\":\"a\",\"model\":\"m\",\"data\":{\"paths\":[\"x\"],\"stepz\":1}}", "stepz"},

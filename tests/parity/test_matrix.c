@@ -91,7 +91,8 @@ Test(matrix, rows_that_must_run_are_kept_and_bad_values_are_refused)
 
 /* --- the cases that come with assay ------------------------------------------------------------------------- */
 
-static parity_run_state *state_of(const char *matrix)
+/* name, file: of the command line; NULL: all cases. */
+static parity_run_state *state_with(const char *matrix, const char *name, const char *file)
 {
     parity_run_state *s = calloc(1, sizeof *s);
     cr_assert_not_null(s);
@@ -102,8 +103,17 @@ static parity_run_state *state_of(const char *matrix)
     snprintf(s->o.matrix, sizeof s->o.matrix, "%s", matrix);
     s->engine.doctor = json_pack("{s:{s:i,s:i}}", "variants", "linear", 1, "cross_entropy", 2);
     setenv("ASSAY_CASES", ASSAY_SOURCE_DIR "/parity/cases", 1);
+    if (name != NULL)
+        snprintf(s->o.cases[s->o.n_cases++], sizeof s->o.cases[0], "%s", name);
+    if (file != NULL)
+        snprintf(s->o.files[s->o.n_files++], sizeof s->o.files[0], "%s", file);
     cr_assert_eq(parity_run_load_cases(s), ASSAY_OK, "%s", assay_error_message());
     return s;
+}
+
+static parity_run_state *state_of(const char *matrix)
+{
+    return state_with(matrix, NULL, NULL);
 }
 
 static void destroy(parity_run_state *s)
@@ -142,10 +152,25 @@ static int uncovered(const parity_run_state *full, const parity_run_state *some)
     return n;
 }
 
+/* Tasks of cases that the default run leaves out by their own word. */
+static int drop_full_matrix(parity_run_state *s)
+{
+    int kept = 0, dropped = 0;
+    for (int i = 0; i < s->n_tasks; i++) {
+        if (s->tasks[i].widths || (s->tasks[i].c != NULL && s->tasks[i].c->full_matrix))
+            dropped++;
+        else
+            s->tasks[kept++] = s->tasks[i];
+    }
+    s->n_tasks = kept;
+    return dropped;
+}
+
 Test(matrix, the_default_run_meets_every_legal_pair)
 {
     parity_run_state *full = state_of("full"), *some = state_of("pairwise");
     cr_assert_eq(parity_run_make_tasks(full), ASSAY_OK);
+    cr_expect_gt(drop_full_matrix(full), 0);
     cr_assert_eq(parity_run_make_tasks(some), ASSAY_OK);
     cr_expect_eq(full->n_tasks, some->n_combinations);
     cr_expect_lt(some->n_tasks, full->n_tasks / 2, "%d of %d", some->n_tasks, full->n_tasks);
@@ -159,6 +184,58 @@ Test(matrix, the_default_run_meets_every_legal_pair)
     cr_expect_gt(uncovered(full, some), 0);
     destroy(some);
     destroy(full);
+}
+
+static bool has_case(const parity_run_state *s, const char *name)
+{
+    for (int i = 0; i < s->n_tasks; i++)
+        if (s->tasks[i].c != NULL && strcmp(s->tasks[i].c->name, name) == 0)
+            return true;
+    return false;
+}
+
+/* By default no, by --matrix full, by name and by file yes. */
+Test(matrix, a_case_of_the_full_matrix_runs_when_it_is_asked_for)
+{
+    static const char name[] = "widths_llama_1b";
+    parity_run_state *s = state_of("pairwise");
+    cr_assert_eq(parity_run_make_tasks(s), ASSAY_OK);
+    cr_expect_eq(drop_full_matrix(s), 0);
+    cr_expect(has_case(s, "llama") && !has_case(s, name));
+    destroy(s);
+    s = state_of("full");
+    cr_assert_eq(parity_run_make_tasks(s), ASSAY_OK);
+    cr_expect(has_case(s, "llama") && has_case(s, name));
+    destroy(s);
+    s = state_with("pairwise", name, NULL);
+    cr_assert_eq(parity_run_make_tasks(s), ASSAY_OK);
+    cr_expect(!has_case(s, "llama") && has_case(s, name));
+    destroy(s);
+    s = state_with("pairwise", NULL, ASSAY_SOURCE_DIR "/parity/cases/widths_llama_1b.json");
+    cr_assert_eq(parity_run_make_tasks(s), ASSAY_OK);
+    cr_expect(!has_case(s, "llama") && has_case(s, name));
+    destroy(s);
+}
+
+/* Wide tasks wait for each other where memory does not hold both; a task alone starts in any. */
+Test(matrix, tasks_side_by_side_fit_into_memory)
+{
+    parity_run_state *s = state_with("full", "widths_llama_1b", NULL);
+    cr_assert_eq(parity_run_make_tasks(s), ASSAY_OK);
+    cr_assert_geq(s->n_tasks, 2);
+    s->o.jobs = 2;
+    s->running[0] = s->running[1] = -1;
+    const double one = s->tasks[0].memory;
+    cr_expect(one > 323.5e6 * 8 && one < 323.5e6 * 100, "%g bytes", one); /* of a judge of 323.5 M elements */
+    cr_expect(parity_run_fits(s, 0, 1.0));
+    s->running[1] = 0;
+    cr_expect_not(parity_run_fits(s, 1, one + s->tasks[1].memory - 1.0));
+    cr_expect(parity_run_fits(s, 1, one + s->tasks[1].memory));
+    cr_expect_gt(parity_run_memory(&s->o, &s->tasks[0], 2e6), parity_run_memory(&s->o, &s->tasks[0], 1e6));
+    snprintf(s->o.check, sizeof s->o.check, "whole");
+    cr_expect_gt(parity_run_memory(&s->o, &s->tasks[0], 323.5e6), one);
+    cr_expect_gt(parity_run_memory_available(), 0.0);
+    destroy(s);
 }
 
 Test(matrix, operations_run_with_every_kernel_in_both_precisions)
