@@ -25,15 +25,31 @@ double gpu_bench_bus_factor(const char *op, int ranks)
     return 1.0;
 }
 
+/* A slice counts positions of the sequence, each of which is a row of the tensor for every sequence of the batch: [S,B*H] in place of
+ * [S*B,H]. */
+static gpu_tensor as_counted(const gpu_operands *o, gpu_tensor t)
+{
+    if (strcmp(o->op->name, "slice_rows") != 0 || t.ndim != 2)
+        return t;
+    const int64_t length = gpu_operand_int(o, "length"), rows = gpu_operand(o, "y").shape[0];
+    const int64_t unit = length > 0 && rows % length == 0 ? rows / length : 1;
+    t.shape[0] /= unit;
+    t.shape[1] *= unit;
+    return t;
+}
+
 static assay_status cost_of(const gpu_operands *o, assay_op_cost *out)
 {
     assay_op_operand list[ASSAY_OP_SLOTS];
     assay_op_given given[ASSAY_OP_ATTRS];
+    gpu_tensor slot[ASSAY_OP_SLOTS];
     int n = 0, n_given = 0;
     for (int i = 0; i < assay_op_n_slots(o->op); i++)
-        if (o->slot[i].ndim > 0)
-            list[n++] =
-                (assay_op_operand){o->op->slots[i].name, o->slot[i].dtype, o->slot[i].ndim, o->slot[i].shape};
+        if (o->slot[i].ndim > 0) {
+            slot[n] = as_counted(o, o->slot[i]);
+            list[n] = (assay_op_operand){o->op->slots[i].name, slot[n].dtype, slot[n].ndim, slot[n].shape};
+            n++;
+        }
     for (int i = 0; i < o->n_attrs; i++)
         if (assay_op_attr_find(o->op, o->attr[i].name)->type == ASSAY_ATTR_INT)
             given[n_given++] = (assay_op_given){o->attr[i].name, o->attr[i].integer};

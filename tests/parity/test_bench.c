@@ -124,6 +124,29 @@ Test(cli_bench, model_flops_are_the_closed_form_in_every_layout)
     }
 }
 
+/* Without sp experts take a slice of the tokens: 4 of 8 positions, each of which is a row of 32 numbers for both sequences. */
+Test(cli_bench, slices_of_a_batch_are_counted)
+{
+    const double one = 4 * 2 * 32 * 4;
+    cli_result r = cli_run("bench --engine sim --model " MODELS
+                           "qwen3_moe --microbatches 2 --micro-batch-size 2 --seq-length 8 "
+                           "--steps 1 --warmup 1 --layout tp2");
+    cli_expect_success(&r, "tp2");
+    json_t *root = load("bench/bench.json"), *row, *rows = json_object_get(root, "operations");
+    size_t i, found = 0;
+    json_array_foreach(rows, i, row)
+    {
+        if (strcmp(json_string_value(json_object_get(row, "op")), "slice_rows") != 0)
+            continue;
+        found++;
+        cr_expect(number(row, "calls") > 0.0 && number(row, "bytes") == number(row, "calls") * one,
+                  "%g calls, %g bytes", number(row, "calls"), number(row, "bytes"));
+    }
+    cr_expect_gt(found, 0);
+    json_decref(root);
+    cli_free(&r);
+}
+
 Test(cli_bench, a_layer_that_runs_again_adds_rows_and_no_model_flops)
 {
     cli_result r = cli_run("bench --engine sim --model " MODELS
