@@ -18,7 +18,7 @@ cudaError_t event_record(cudaEvent_t event, cudaStream_t stream);
 cudaError_t event_wait(cudaStream_t stream, cudaEvent_t event);
 cudaError_t event_sync(cudaEvent_t event);
 cudaError_t event_query(cudaEvent_t event);
-/* Whether what is enqueued there is captured (graph.cpp). */
+/* Whether what is enqueued there is captured (capture.cpp). */
 bool stream_captures(cudaStream_t stream);
 /* Memory must not be allocated or freed while a stream is captured. */
 cudaError_t capture_forbids_memory(const char *call);

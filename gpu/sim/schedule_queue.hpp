@@ -1,4 +1,4 @@
-/* What streams and events are made of: schedule.cpp runs their queues, graph.cpp captures what would go into them. */
+/* What streams and events are made of: schedule.cpp runs their queues, capture.cpp takes what would go into them. */
 #ifndef ASSAY_SIM_SCHEDULE_QUEUE_HPP
 #define ASSAY_SIM_SCHEDULE_QUEUE_HPP
 
@@ -68,7 +68,7 @@ bool stream_blocking(const CUstream_st *s);
 void schedule_forget(const graph_capture *c);
 void work_box_drop(work_box *box);
 
-/* --- graph.cpp; all with the lock held ---------------------------------------------------------------------- */
+/* --- capture.cpp; all with the lock held ---------------------------------------------------------------------- */
 /* Takes an operation of a capturing stream into its graph, or lets a stream join by the wait for a captured event; the box stays the
  * caller's where an error is returned. */
 cudaError_t capture_take(CUstream_st *s, const op &o);
