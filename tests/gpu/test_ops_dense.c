@@ -694,9 +694,9 @@ Test(gpu_ops, clip_coefficient_at_its_edges)
         {0.0, 1.0, 0.0, 1.0},
         {4.0, 0.0, 2.0, 1.0},
         {1.0, 1.0, 1.0, 1.0 / (1.0 + 1e-6)},
-        {INFINITY, 1.0, INFINITY, 0.0},
-        {INFINITY, 0.0, INFINITY, 1.0},
-        {NAN, 1.0, NAN, 1.0},
+        {(double)INFINITY, 1.0, (double)INFINITY, 0.0},
+        {(double)INFINITY, 0.0, (double)INFINITY, 1.0},
+        {(double)NAN, 1.0, (double)NAN, 1.0},
     };
     gpu_ctx ctx;
     open_ctx(&ctx);
