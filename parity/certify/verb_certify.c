@@ -212,6 +212,24 @@ static assay_status print_header(void)
     return ASSAY_OK;
 }
 
+/* One way in, and the options of that one. */
+static assay_status check_combination(const certify_options *o)
+{
+    ASSAY_CHECK(
+        (o->so[0] != '\0') + (o->engine[0] != '\0') + (o->cu[0] != '\0') + (o->python[0] != '\0') == 1,
+        ASSAY_INVALID_ARGUMENT,
+        "expected --so LIBRARY:SYMBOL, --cu FILE --launch TEXT --operation OP, --python PACKAGE:FUNCTION "
+        "--operation OP, or --engine sim");
+    ASSAY_CHECK(o->cu[0] != '\0' ||
+                    (o->launch[0] == '\0' && o->shapes[0] == '\0' && o->compiler[0] == '\0' && !o->atomics),
+                ASSAY_INVALID_ARGUMENT, "--launch, --shapes, --compiler, --atomics: they are of --cu");
+    ASSAY_CHECK(o->compiler[0] != '\0' || strcmp(o->arch, "native") == 0, ASSAY_INVALID_ARGUMENT,
+                "--arch: it is of --compiler");
+    ASSAY_CHECK(o->python[0] != '\0' || (o->python_program[0] == '\0' && o->python_device[0] == '\0'),
+                ASSAY_INVALID_ARGUMENT, "--python-program, --python-device: they are of --python");
+    return ASSAY_OK;
+}
+
 int parity_main_certify(int argc, char **argv)
 {
     static const assay_extra_option extra[] = {
@@ -272,19 +290,7 @@ int parity_main_certify(int argc, char **argv)
         return print_header() == ASSAY_OK ? 0 : fail();
     if (v.child[0] != '\0')
         return certify_child(&v.o, v.o.keep, v.child);
-    assay_status st = ASSAY_OK;
-    if ((v.o.so[0] != '\0') + (v.o.engine[0] != '\0') + (v.o.cu[0] != '\0') + (v.o.python[0] != '\0') != 1)
-        st = ASSAY_ERROR(ASSAY_INVALID_ARGUMENT, "expected --so LIBRARY:SYMBOL, --cu FILE --launch TEXT "
-                                                 "--operation OP, --python PACKAGE:FUNCTION --operation OP, "
-                                                 "or --engine sim");
-    else if (v.o.cu[0] == '\0' &&
-             (v.o.launch[0] != '\0' || v.o.shapes[0] != '\0' || v.o.compiler[0] != '\0' || v.o.atomics))
-        st = ASSAY_ERROR(ASSAY_INVALID_ARGUMENT,
-                         "--launch, --shapes, --compiler, --atomics: they are of --cu");
-    else if (v.o.compiler[0] == '\0' && strcmp(v.o.arch, "native") != 0)
-        st = ASSAY_ERROR(ASSAY_INVALID_ARGUMENT, "--arch: it is of --compiler");
-    else if (v.o.python[0] == '\0' && (v.o.python_program[0] != '\0' || v.o.python_device[0] != '\0'))
-        st = ASSAY_ERROR(ASSAY_INVALID_ARGUMENT, "--python-program, --python-device: they are of --python");
+    assay_status st = check_combination(&v.o);
     if (st == ASSAY_OK)
         st = make_work(&v.o, work);
     if (st == ASSAY_OK)

@@ -138,8 +138,9 @@ static int64_t first_other_real(const plan_tensor *w, const assay_trace_tensor *
                              (size_t)w->count * width, hash);
         return strcmp(hash, t->hash) == 0 ? -1 : 0;
     }
+    const unsigned char *found = t->data, *expected = (const unsigned char *)w->reals;
     for (int64_t i = 0; i < w->count; i++)
-        if (memcmp((const char *)t->data + (size_t)i * width, &w->reals[i], width) != 0)
+        if (memcmp(found + (size_t)i * width, expected + (size_t)i * width, width) != 0)
             return i;
     return -1;
 }

@@ -4,8 +4,8 @@
  * has checked nothing.  Need is estimated from the model: bytes for each element of a parameter (docs/TOLERANCES.md section 10 has what
  * was measured).  A task alone is always started. */
 #include "parity/run/run.h"
-#include <inttypes.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* Of the engine, whose ranks hold pieces, and then of the judge; what copies of single tensors cost is in it.  Whole holds the weights, the truth and four more runs in
  * double precision, and their gradients. */
@@ -24,7 +24,8 @@ double parity_run_memory_available(void)
     uint64_t kib = 0;
     FILE *f = fopen("/proc/meminfo", "r");
     while (f != NULL && kib == 0 && fgets(line, sizeof line, f) != NULL)
-        (void)sscanf(line, "MemAvailable: %" SCNu64, &kib);
+        if (strncmp(line, "MemAvailable:", 13) == 0)
+            kib = strtoull(line + 13, NULL, 10);
     if (f != NULL)
         fclose(f);
     return kib > 0 ? (double)kib * 1024.0 : 0x1p62; /* no such file: nothing is known, nothing waits */

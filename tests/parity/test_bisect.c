@@ -419,12 +419,12 @@ Test(bisect, the_target_decides)
     cli_free(&r);
 }
 
-/* The norm of gradients is summed over the wrong group: no operation has a value that mends it. */
+/* The loss is summed over the wrong group: no operation has a value that mends it. */
 Test(bisect, what_nothing_heals_is_said)
 {
     json_t *v = verdict_of("bisect --engine sim --model " MODELS "llama --batch " MODELS
                            "llama/train_batch.safetensors --train-iters 1 --layout tp2,dp2 --fault "
-                           "group:grad_norm.reduce:tp",
+                           "group:loss.reduce:tp",
                            1);
     cr_expect_str_eq(text_of(v, "replaced_by"), "nothing");
     cr_expect(strstr(text_of(v, "sentence"), "it stays with the reference's values in place of") != NULL,
