@@ -2,6 +2,7 @@
 #include "gpu/illegal.h"
 
 #include "gpu/execute.h"
+#include "gpu/ladder.h"
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -130,13 +131,24 @@ static void break_tensor(const breakage *b, gpu_tensor *t)
     }
 }
 
+/* Bytes of workspace that the rung which takes this call needs: another rung of its ladder may need more. */
+static size_t needed(const gpu_ctx *ctx, const gpu_operands *o)
+{
+    const gpu_rung *rungs = gpu_ladder(o->op->name);
+    const gpu_rung *r = rungs ? &rungs[gpu_ladder_choose(rungs, ctx, o, 1)] : NULL;
+    return r && r->workspace ? r->workspace(ctx, o) : 0;
+}
+
 static void break_operands(void *user, gpu_ctx *ctx, gpu_operands *o)
 {
     breakage *b = user;
     const int i = gpu_operands_index(o, b->slot);
-    b->nothing = strcmp(b->what, "workspace") == 0 && ctx->workspace_bytes == 0;
-    if (strcmp(b->what, "workspace") == 0 && !b->nothing)
-        ctx->workspace_bytes--;
+    if (strcmp(b->what, "workspace") == 0) {
+        const size_t bytes = needed(ctx, o);
+        b->nothing = bytes == 0;
+        if (!b->nothing)
+            ctx->workspace_bytes = bytes - 1;
+    }
     if (i >= 0)
         break_tensor(b, &o->slot[i]);
 }

@@ -38,14 +38,19 @@ __device__ static double block_sum(double v)
     return v;
 }
 
-/* Four neighbours for each thread while all threads have four, then one: no chain is longer than n / threads, rounded up. */
+/* Four neighbours for each thread while all threads have four, then one: no chain is longer than n / threads, rounded up.  The order
+ * does not depend on the address: by_four says how four are read. */
 template <bool SQUARE> __global__ void sum_k1(double *partials, const float *x, int64_t n, bool by_four)
 {
-    const int64_t fours = by_four ? n / (4 * gpu_threads()) * gpu_threads() : 0;
+    const int64_t fours = n / (4 * gpu_threads()) * gpu_threads();
     double sum = 0.0;
     for (int64_t i = gpu_thread(); i < fours; i += gpu_threads()) {
         float v[4];
-        gpu_load_n(v, x + 4 * i);
+        if (by_four)
+            gpu_load_n(v, x + 4 * i);
+        else
+            for (int j = 0; j < 4; ++j)
+                v[j] = x[4 * i + j];
         for (int j = 0; j < 4; ++j)
             sum += term<SQUARE>(v[j]);
     }

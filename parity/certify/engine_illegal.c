@@ -96,8 +96,12 @@ static void break_shape(breakages *b, const tried_slot *s)
         add_slot(b, s->name, "negative", json_integer(0), s->kernel, says, s->name);
 }
 
-static const char *other_dtype(const tried_slot *s)
+static const char *other_dtype(const breakages *b, const tried_slot *s)
 {
+    const assay_trace_tensor *like = NULL;
+    for (int i = 0; s->row->like != NULL && i < b->op->n_inputs; i++)
+        if (strcmp(b->op->inputs[i].slot, s->row->like) == 0)
+            like = assay_trace_op_tensor(b->request, b->op, s->row->like);
     switch (s->row->dtype) {
     case ASSAY_CLASS_ANY:
         return NULL;
@@ -106,15 +110,15 @@ static const char *other_dtype(const tried_slot *s)
         return "F32";
     case ASSAY_CLASS_FLOAT:
         return "I64";
-    default:
-        return "F64";
+    default: /* what it has to be like may be F64 */
+        return like != NULL && like->dtype == ASSAY_F64 ? "F32" : "F64";
     }
 }
 
 static void break_slot(breakages *b, const tried_slot *s)
 {
     char says[128];
-    const char *dtype = other_dtype(s);
+    const char *dtype = other_dtype(b, s);
     if (!s->row->optional || (s->row->role == ASSAY_SLOT_OUT && s->row->like != NULL)) {
         snprintf(says, sizeof says, "no tensor for %s", s->name);
         add_slot(b, s->name, "absent", NULL, s->kernel, says, s->name);
