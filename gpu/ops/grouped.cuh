@@ -72,6 +72,28 @@ __device__ static __forceinline__ grouped_range grouped_rows_of_expert(grouped_r
     return {expert, first, (int)grouped_count(all.count[expert], all.rows - first)};
 }
 
+/* Two neighbours of a weight gradient.  stored: the product is rounded to bf16 first; accumulate: it is added to what is there. */
+__device__ static __forceinline__ void grouped_put_gradient(float *at, float first, float second, bool stored,
+                                                            bool accumulate)
+{
+    float2 *to = (float2 *)at;
+    if (stored) {
+        first = __bfloat162float(__float2bfloat16_rn(first));
+        second = __bfloat162float(__float2bfloat16_rn(second));
+    }
+    const float2 before = accumulate ? *to : make_float2(0.0f, 0.0f);
+    *to = accumulate ? make_float2(first + before.x, second + before.y) : make_float2(first, second);
+}
+
+/* Rows of a tile that nobody has, in the block's columns: NaN. */
+template <int TILE, int THREADS>
+__device__ static __forceinline__ void grouped_put_nobodys(bf16 *out, int rows, int columns, int n)
+{
+    for (int i = (int)threadIdx.x; i < rows * TILE; i += THREADS)
+        if (i % TILE < columns)
+            gpu_store(out + (int64_t)(i / TILE) * n + i % TILE, NAN);
+}
+
 /* Whether k2 takes the product of all experts: bf16, widths that are multiples of 8, addresses of 16, 1 to 65535 experts. */
 bool gpu_grouped_takes_mma(const product *p);
 /* In one launch; for an expert without rows nothing is added, or zeros are written. */

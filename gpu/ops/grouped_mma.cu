@@ -107,9 +107,7 @@ __global__ void __launch_bounds__(THREADS)
     const int first_column = (int)blockIdx.y * TILE, columns = min(TILE, n - first_column);
     bf16 *out = c + (int64_t)tile.first * n + first_column;
     if (tile.expert == all.experts) {
-        for (int i = (int)threadIdx.x; i < tile.n * TILE; i += THREADS)
-            if (i % TILE < columns)
-                gpu_store(out + (int64_t)(i / TILE) * n + i % TILE, NAN);
+        grouped_put_nobodys<TILE, THREADS>(out, tile.n, columns, n);
         return;
     }
     const matrix left = {a + (int64_t)tile.first * terms, terms};
@@ -138,14 +136,8 @@ __global__ void __launch_bounds__(THREADS)
         return;
     multiply<true, true>(acc, left, rows, right, columns, terms.n);
     each_pair(acc, rows, columns, [&](int row, int column, float first, float second) {
-        float2 *to =
-            (float2 *)(c + ((int64_t)terms.expert * m + first_row + row) * n + first_column + column);
-        if (stored) {
-            first = __bfloat162float(__float2bfloat16_rn(first));
-            second = __bfloat162float(__float2bfloat16_rn(second));
-        }
-        const float2 before = accumulate ? *to : make_float2(0.0f, 0.0f);
-        *to = accumulate ? make_float2(first + before.x, second + before.y) : make_float2(first, second);
+        grouped_put_gradient(c + ((int64_t)terms.expert * m + first_row + row) * n + first_column + column,
+                             first, second, stored, accumulate);
     });
 }
 

@@ -143,9 +143,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     if (tile.n <= 0)
         return;
     if (tile.expert == all.experts) {
-        for (int i = (int)threadIdx.x; i < tile.n * TILE; i += THREADS)
-            if (i % TILE < columns)
-                gpu_store(out + (int64_t)(i / TILE) * n + i % TILE, NAN);
+        grouped_put_nobodys<TILE, THREADS>(out, tile.n, columns, n);
         return;
     }
     const block_of o = {tile.first, 0, B_COLUMNS ? 0 : first_column, first_column, tile.expert, terms};
@@ -172,13 +170,8 @@ __global__ void __launch_bounds__(THREADS, 1)
         return;
     }
     run_block<true, true>(&a, &b, o, rows, columns, [&](int row, int column, float first, float second) {
-        float2 *to = (float2 *)(c + ((int64_t)e * m + first_row + row) * n + first_column + column);
-        if (stored) {
-            first = __bfloat162float(__float2bfloat16_rn(first));
-            second = __bfloat162float(__float2bfloat16_rn(second));
-        }
-        const float2 before = accumulate ? *to : make_float2(0.0f, 0.0f);
-        *to = accumulate ? make_float2(first + before.x, second + before.y) : make_float2(first, second);
+        grouped_put_gradient(c + ((int64_t)e * m + first_row + row) * n + first_column + column, first,
+                             second, stored, accumulate);
     });
 }
 

@@ -22,24 +22,23 @@ std::vector<graph_capture *> &captures()
 /* A node behind the last one of a lane goes on in it; another begins a lane. */
 size_t lane_of(graph_capture *c, const std::vector<size_t> &after)
 {
-    const graph_nodes &nodes = *c->nodes;
     if (!after.empty()) {
-        const size_t before = after.front(), lane = nodes[before].lane;
-        const bool last = std::none_of(nodes.begin() + static_cast<std::ptrdiff_t>(before) + 1, nodes.end(),
-                                       [&](const graph_node &n) { return n.lane == lane; });
-        if (last) {
+        const size_t lane = (*c->nodes)[after.front()].lane;
+        if (c->lane_end[lane] == after.front()) {
             return lane;
         }
     }
-    return c->lanes++;
+    c->lane_end.push_back(0);
+    return c->lane_end.size() - 1;
 }
 
 void add_node(CUstream_st *s, work_box *box)
 {
     graph_capture *c = s->capture;
-    const size_t lane = lane_of(c, s->tail);
+    const size_t lane = lane_of(c, s->tail), at = c->nodes->size();
     c->nodes->push_back(graph_node{std::shared_ptr<work_box>(box, work_box_drop), s->tail, lane});
-    s->tail = {c->nodes->size() - 1};
+    c->lane_end[lane] = at;
+    s->tail = {at};
 }
 
 void join_tails(std::vector<size_t> &into, const std::vector<size_t> &other)
@@ -229,7 +228,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mo
         return record_error(cudaErrorIllegalState);
     }
     s->capture = new graph_capture{
-        s, mode, std::this_thread::get_id(), cudaSuccess, std::make_shared<graph_nodes>(), 0};
+        s, mode, std::this_thread::get_id(), cudaSuccess, std::make_shared<graph_nodes>(), {}};
     s->tail.clear();
     captures().push_back(s->capture);
     return cudaSuccess;

@@ -26,7 +26,7 @@ struct graph_capture {
     std::thread::id thread;
     cudaError_t invalid; /* what invalidated it, else cudaSuccess */
     std::shared_ptr<graph_nodes> nodes;
-    size_t lanes;
+    std::vector<size_t> lane_end; /* the last node of each lane */
 };
 
 /* The capture is over, whatever comes; says why, and returns the error. */
