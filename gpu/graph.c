@@ -6,36 +6,6 @@
 #include "gpu/fault.h"
 #include <stdlib.h>
 
-/* --- what can be captured ----------------------------------------------------------------------------------- */
-typedef struct obstacle {
-    bool there;
-    const char *what;
-} obstacle;
-
-assay_status gpu_graphs_check(const assay_train_options *o, const assay_model_config *config,
-                              const assay_parallel_config *p)
-{
-    bool experts = false;
-    if (!o->enable_cuda_graph)
-        return ASSAY_OK;
-    for (int64_t l = 0; l < config->num_layers; l++)
-        experts = experts || config->mlp[l] == ASSAY_MLP_MOE;
-    const obstacle list[] = {
-        {p->tensor_model_parallel_size > 1, "collectives over tp inside a microbatch are not captured"},
-        {p->context_parallel_size > 1, "collectives over cp inside a microbatch are not captured"},
-        {p->pipeline_model_parallel_size > 1, "sends and receives of a pipeline are not captured"},
-        {p->zero_stage >= 2, "zero2 and zero3 gather and scatter inside a microbatch"},
-        {experts, "counts of a mixture of experts come to the host inside a microbatch"},
-        {o->hidden_dropout > 0.0 || o->attention_dropout > 0.0 || o->residual_dropout > 0.0,
-         "dropout draws by numbers that a kernel gets from the host in every step"},
-        {o->trace[0] != '\0', "a traced run looks between launches; leave out --trace"},
-        {o->substitute[0] != '\0', "--substitute looks between launches"},
-    };
-    for (size_t i = 0; i < sizeof list / sizeof *list; i++)
-        ASSAY_CHECK(!list[i].there, ASSAY_UNSUPPORTED, "enable_cuda_graph: %s", list[i].what);
-    return ASSAY_OK;
-}
-
 /* --- the graphs of a rank ----------------------------------------------------------------------------------- */
 typedef struct graph {
     cudaGraphExec_t exec; /* NULL: not captured yet */

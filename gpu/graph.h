@@ -5,18 +5,13 @@
  * taken in the same order, and the same numbers but the weight of a target in the objective (loss_scale), which is compared: where it is
  * another, the microbatch is captured again.  The first forward and the first backward of a run are not captured (libraries load then),
  * nor is what waits for work outside: the first forward of a step with overlap_param_gather, the last backward with overlap_grad_reduce.
- * Tokens are copied, and reductions begin, outside of graphs.  A run that is watched (gpu_run_is_watched) launches one by one. */
+ * Tokens are copied, and reductions begin, outside of graphs.  assay_inputs_cuda_graph refuses what no graph can hold.  A run that is watched (gpu_run_is_watched) launches one by one. */
 #ifndef GPU_GRAPH_H
 #define GPU_GRAPH_H
 
 #include "gpu/stage.h"
 
 ASSAY_BEGIN_DECLS
-
-/* ASSAY_UNSUPPORTED, ASSAY_INVALID_ARGUMENT: what stands between launches of a microbatch: a collective, a wait of the host, a number
- * that every step draws, a trace. */
-assay_status gpu_graphs_check(const assay_train_options *o, const assay_model_config *config,
-                              const assay_parallel_config *p);
 
 typedef struct gpu_graphs gpu_graphs;
 /* Of this rank's microbatches. */

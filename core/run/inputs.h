@@ -42,6 +42,11 @@ assay_status assay_inputs_layout(const char *layout, const assay_train_options *
  * Megatron-LM cuts every document. */
 assay_status assay_inputs_documents(const assay_train_options *o, bool packed, int cp);
 
+/* Whether the passes of a microbatch can be launched as CUDA graphs.  ASSAY_UNSUPPORTED: what stands between their launches: a
+ * collective, a wait of the host, a number that every step draws, a trace. */
+assay_status assay_inputs_cuda_graph(const assay_train_options *o, const assay_model_config *config,
+                                     const assay_parallel_config *p);
+
 /* Elements of a tensor that are not finite; first: flat index of the first of them. */
 typedef struct assay_not_finite {
     int64_t nan, infinite, first;

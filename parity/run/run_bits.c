@@ -1,5 +1,7 @@
 /* What must not change a bit: a second run, communication beside compute, layers that run again, microbatches launched as graphs. */
 #include "parity/run/run_task.h"
+
+#include "core/run/inputs.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -64,30 +66,25 @@ static assay_status turn_fusion(const parity_task_state *s, assay_train_options 
     return ASSAY_OK;
 }
 
-/* Passes of a microbatch as CUDA graphs, where the engine takes them (gpu/graph.h) and where there are so many that one is launched
- * without being captured.  A run with a planted fault launches one by one. */
+/* Passes of a microbatch as CUDA graphs, where they can be and where there are so many that one is launched without being captured.  A
+ * run with a planted fault launches one by one. */
 static assay_status turn_graph(const parity_task_state *s, assay_train_options *o, bool *any)
 {
     assay_parallel_config p;
-    bool experts = false;
     assay_model_config *config = malloc(sizeof *config);
+    assay_status st = ASSAY_OK;
     ASSAY_CHECK(config != NULL, ASSAY_OUT_OF_MEMORY, "model configuration");
-    const assay_status st = parity_case_config(s->t->c, config);
-    for (int64_t l = 0; st == ASSAY_OK && l < config->num_layers; l++)
-        experts = experts || config->mlp[l] == ASSAY_MLP_MOE;
-    free(config);
-    ASSAY_TRY(st);
-    ASSAY_TRY(assay_layout_parse(s->t->layout, &p));
+    ASSAY_TRY_GOTO(parity_case_config(s->t->c, config), st, done);
+    ASSAY_TRY_GOTO(assay_layout_parse(s->t->layout, &p), st, done);
     const int64_t steps = s->t->c->steps, dp = p.data_parallel_size;
     const bool launches = steps >= 3 || (steps == 2 && s->t->c->microbatches >= 2 * dp);
-    const bool plain = p.tensor_model_parallel_size * p.context_parallel_size *
-                               p.pipeline_model_parallel_size * p.expert_model_parallel_size ==
-                           1 &&
-                       p.zero_stage < 2 && !experts;
-    const bool drops = o->hidden_dropout > 0.0 || o->attention_dropout > 0.0 || o->residual_dropout > 0.0;
-    if (launches && plain && !drops && o->fault[0] == '\0' && o->substitute[0] == '\0')
+    const bool takes = assay_inputs_cuda_graph(o, config, &p) == ASSAY_OK;
+    assay_error_clear();
+    if (launches && takes && o->fault[0] == '\0')
         o->enable_cuda_graph = *any = true;
-    return ASSAY_OK;
+done:
+    free(config);
+    return st;
 }
 
 /* Selected kernels are run again as they are: what changes beside them would be theirs to choose. */
