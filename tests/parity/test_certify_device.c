@@ -14,20 +14,6 @@ TestSuite(certify_device, .init = certify_setup, .fini = cli_teardown, .timeout 
 #define KERNELS ASSAY_KERNELS
 enum { CHANGES = 4 };
 
-typedef struct change {
-    const char *is, *becomes;
-} change;
-
-static char *replaced(char *text, const char *is, const char *becomes)
-{
-    char *at = strstr(text, is), *out = malloc(strlen(text) + strlen(becomes) + 1);
-    cr_assert_not_null(at, "%s", is);
-    cr_assert_not_null(out);
-    sprintf(out, "%.*s%s%s", (int)(at - text), text, becomes, at + strlen(is));
-    free(text);
-    return out;
-}
-
 /* Under the address sanitizer a trial takes three times as long. */
 #if defined(__SANITIZE_ADDRESS__)
 enum { F32_ALONE = true };
@@ -37,14 +23,14 @@ enum { F32_ALONE = false };
 
 /* The example with pieces of its text replaced, as a library: with blocks of one warp, or a trial takes half a minute, and by choice for
  * F32 alone. */
-static void build(const char *library, const change *changes, bool f32_alone)
+static void build(const char *library, const certify_change *changes, bool f32_alone)
 {
     static char line[CLI_LINE];
-    char *text = replaced(cli_read(EXAMPLE), "THREADS = 256", "THREADS = 32");
+    char *text = certify_replaced(cli_read(EXAMPLE), "THREADS = 256", "THREADS = 32");
     if (f32_alone)
-        text = replaced(text, " | ASSAY_KERNEL_SET(ASSAY_KERNEL_BF16)", "");
+        text = certify_replaced(text, " | ASSAY_KERNEL_SET(ASSAY_KERNEL_BF16)", "");
     for (int i = 0; i < CHANGES && changes != NULL && changes[i].is != NULL; i++)
-        text = replaced(text, changes[i].is, changes[i].becomes);
+        text = certify_replaced(text, changes[i].is, changes[i].becomes);
     cli_write_text(cli_file("k.cu"), text);
     free(text);
     snprintf(line, sizeof line,
@@ -90,7 +76,7 @@ Test(certify_device, the_example_is_certified)
 /* Streams of its own behind and before events; a call that waits by itself. */
 Test(certify_device, honest_in_another_way)
 {
-    static const change rows[][CHANGES] = {
+    static const certify_change rows[][CHANGES] = {
         {{STREAM_MEAN, "static cudaStream_t mine;\n"
                        "        static cudaEvent_t before, behind;\n"
                        "        if (mine == NULL) {\n"
@@ -122,26 +108,15 @@ Test(certify_device, honest_in_another_way)
 typedef struct planted {
     const char *name, *trial, *word;
     bool backward;
-    change changes[CHANGES];
+    certify_change changes[CHANGES];
 } planted;
-
-/* The address sanitizer ends the trial's process at a bad access before the simulator can name it. */
-static bool stopped(const cli_result *r)
-{
-#if defined(__SANITIZE_ADDRESS__)
-    return certify_failed(r, "crash");
-#else
-    (void)r;
-    return false;
-#endif
-}
 
 static void expect_found(const planted *p)
 {
     build("k.so", p->changes, true);
     cli_result r = cli_run("certify --seeds 1 --so ./k.so:example_rmsnorm_%s", p->backward ? "bwd" : "fwd");
     cr_expect_eq(r.code, 1, "%s: exit code %d:\n%s%s", p->name, r.code, r.out, r.err);
-    if (!stopped(&r)) {
+    if (!certify_stopped(&r)) {
         cr_expect(certify_failed(&r, p->trial), "%s: %s does not fail\n%s", p->name, p->trial, r.out);
         cr_expect_not_null(strstr(r.out, p->word), "%s: no '%s' in\n%s", p->name, p->word, r.out);
     }
@@ -500,7 +475,8 @@ Test(certify_device, throughput_that_is_not_measured)
 
 Test(certify_device, refused_by_name)
 {
-    static const change memory[CHANGES] = {{"k.memory = ASSAY_KERNEL_MEMORY_DEVICE;", "k.memory = 3;"}};
+    static const certify_change memory[CHANGES] = {
+        {"k.memory = ASSAY_KERNEL_MEMORY_DEVICE;", "k.memory = 3;"}};
     cli_result r;
     build("k.so", NULL, true);
     r = cli_run("certify --so ./k.so:example_rmsnorm_fwd --cuda-runtime ./nowhere.so");

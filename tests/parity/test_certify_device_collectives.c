@@ -13,29 +13,15 @@ TestSuite(certify_device_collectives, .init = certify_setup, .fini = cli_teardow
     "        return code;\n"
 enum { CHANGES = 3 };
 
-typedef struct change {
-    const char *is, *becomes;
-} change;
-
-static char *replaced(char *text, const char *is, const char *becomes)
-{
-    char *at = strstr(text, is), *out = malloc(strlen(text) + strlen(becomes) + 1);
-    cr_assert_not_null(at, "%s", is);
-    cr_assert_not_null(out);
-    sprintf(out, "%.*s%s%s", (int)(at - text), text, becomes, at + strlen(is));
-    free(text);
-    return out;
-}
-
 /* The example with pieces of its text replaced, for F32 alone and, where faults are planted, up to 13 elements. */
-static void build(const change *changes)
+static void build(const certify_change *changes)
 {
     static char line[CLI_LINE];
-    char *text = replaced(cli_read(EXAMPLE), " | ASSAY_KERNEL_SET(ASSAY_KERNEL_BF16)", "");
+    char *text = certify_replaced(cli_read(EXAMPLE), " | ASSAY_KERNEL_SET(ASSAY_KERNEL_BF16)", "");
     if (changes != NULL)
-        text = replaced(text, "    k.in_place = ", "    k.shapes = \"n<=13\";\n    k.in_place = ");
+        text = certify_replaced(text, "    k.in_place = ", "    k.shapes = \"n<=13\";\n    k.in_place = ");
     for (int i = 0; changes != NULL && i < CHANGES && changes[i].is != NULL; i++)
-        text = replaced(text, changes[i].is, changes[i].becomes);
+        text = certify_replaced(text, changes[i].is, changes[i].becomes);
     cli_write_text(cli_file("k.cu"), text);
     free(text);
     snprintf(line, sizeof line,
@@ -79,19 +65,8 @@ Test(certify_device_collectives, the_example_is_certified)
 typedef struct planted {
     const char *name, *trial, *word;
     bool gather;
-    change changes[CHANGES];
+    certify_change changes[CHANGES];
 } planted;
-
-/* The address sanitizer ends the trial's process at a bad access before the simulator can name it. */
-static bool stopped(const cli_result *r)
-{
-#if defined(__SANITIZE_ADDRESS__)
-    return certify_failed(r, "crash");
-#else
-    (void)r;
-    return false;
-#endif
-}
 
 static void expect_found(const planted *p)
 {
@@ -99,7 +74,7 @@ static void expect_found(const planted *p)
     cli_result r =
         cli_run("certify --seeds 1 --so ./k.so:example_all_%s_device", p->gather ? "gather" : "reduce");
     cr_expect_eq(r.code, 1, "%s: exit code %d:\n%s%s", p->name, r.code, r.out, r.err);
-    if (!stopped(&r)) {
+    if (!certify_stopped(&r)) {
         cr_expect(certify_failed(&r, p->trial), "%s: %s does not fail\n%s", p->name, p->trial, r.out);
         cr_expect(p->word == NULL || strstr(r.out, p->word) != NULL, "%s: no '%s' in\n%s", p->name, p->word,
                   r.out);
