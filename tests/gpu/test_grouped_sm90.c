@@ -1,6 +1,6 @@
 /* Grouped products by warpgroups and tensor maps (gpu/ops/grouped_sm90.cu, k3): the laws of grouped linear layers where k3 takes the
  * call, and where it does not. */
-#include "tests/support/gpu_judge.h"
+#include "tests/support/gpu_grouped.h"
 
 void assay_sim_set_matrix_truncates(int truncates);
 
@@ -11,49 +11,18 @@ static const op_sizes sizes[] = {
 };
 enum { N_SIZES = sizeof sizes / sizeof sizes[0] };
 
-static int64_t put_counts(op_call *c, const int64_t *d)
-{
-    double counts[MAX_SIZES];
-    int64_t rows = 0;
-    for (int64_t e = 0; e < d[2]; ++e) {
-        counts[e] = (double)d[3 + e];
-        rows += d[3 + e];
-    }
-    put_values(c, "tokens_per_expert", ASSAY_I64, counts, d[2], -1);
-    return rows;
-}
-
-static void fwd(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
-{
-    const int64_t rows = put_counts(c, d);
-    DRAW(c, "x", act, mode, 1.0, 2, rows, d[1]);
-    DRAW(c, "weight", act, mode, 1.0, 3, d[2], d[0], d[1]);
-}
-static void bwd_input(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
-{
-    const int64_t rows = put_counts(c, d);
-    DRAW(c, "dy", act, mode, 1.0, 2, rows, d[0]);
-    DRAW(c, "weight", act, mode, 1.0, 3, d[2], d[0], d[1]);
-}
-static void bwd_weight(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
-{
-    const int64_t rows = put_counts(c, d);
-    DRAW(c, "dy", act, mode, 1.0, 2, rows, d[0]);
-    DRAW(c, "x", act, mode, 1.0, 2, rows, d[1]);
-    DRAW(c, "dweight_in", ASSAY_F32, mode, 1.0, 3, d[2], d[0], d[1]);
-}
 static void bwd_weight_stored(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
 {
-    bwd_weight(c, act, mode, d);
+    grouped_linear_bwd_weight(c, act, mode, d);
     attr_b(c, "gradient_accumulation_fusion", false);
 }
 
 static const struct {
     const char *op;
     op_build build;
-} ops[] = {{"grouped_linear_fwd", fwd},
-           {"grouped_linear_bwd_input", bwd_input},
-           {"grouped_linear_bwd_weight", bwd_weight},
+} ops[] = {{"grouped_linear_fwd", grouped_linear_fwd},
+           {"grouped_linear_bwd_input", grouped_linear_bwd_input},
+           {"grouped_linear_bwd_weight", grouped_linear_bwd_weight},
            {"grouped_linear_bwd_weight", bwd_weight_stored}};
 enum { N_OPS = sizeof ops / sizeof ops[0] };
 

@@ -1,5 +1,6 @@
 /* Products, norms, rope, element-wise operations, embedding and sums: every variant, dtype, data mode and size
  * under the reference. */
+#include "tests/support/gpu_grouped.h"
 #include "tests/support/gpu_judge.h"
 
 /* --- linear: T, N, K, 1 with bias, 1 when y is F32 ---------------------------------------------------------- */
@@ -70,40 +71,6 @@ static const op_sizes grouped_sizes[] = {
     {{11, 13, 4, 3, 0, 34, 0}}, {{5, 3, 1, 7}}, {{3, 5, 3, 0, 0, 0}}, {{33, 31, 2, 1, 40}},
     {{4, 4, 5, 1, 1, 1, 1, 1}},
 };
-
-static int64_t grouped_rows(op_call *c, const int64_t *d)
-{
-    double counts[MAX_SIZES];
-    int64_t rows = 0;
-    for (int64_t e = 0; e < d[2]; ++e) {
-        counts[e] = (double)d[3 + e];
-        rows += d[3 + e];
-    }
-    put_values(c, "tokens_per_expert", ASSAY_I64, counts, d[2], -1);
-    return rows;
-}
-
-static void grouped_linear_fwd(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
-{
-    const int64_t rows = grouped_rows(c, d);
-    DRAW(c, "x", act, mode, 1.0, 2, rows, d[1]);
-    DRAW(c, "weight", act, mode, 1.0, 3, d[2], d[0], d[1]);
-}
-
-static void grouped_linear_bwd_input(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
-{
-    const int64_t rows = grouped_rows(c, d);
-    DRAW(c, "dy", act, mode, 1.0, 2, rows, d[0]);
-    DRAW(c, "weight", act, mode, 1.0, 3, d[2], d[0], d[1]);
-}
-
-static void grouped_linear_bwd_weight(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
-{
-    const int64_t rows = grouped_rows(c, d);
-    DRAW(c, "dy", act, mode, 1.0, 2, rows, d[0]);
-    DRAW(c, "x", act, mode, 1.0, 2, rows, d[1]);
-    DRAW(c, "dweight_in", ASSAY_F32, mode, 1.0, 3, d[2], d[0], d[1]);
-}
 
 Test(gpu_ops, grouped_linear_fwd)
 {
