@@ -17,13 +17,20 @@ static void bwd_weight_stored(op_call *c, assay_dtype act, data_mode mode, const
     attr_b(c, "gradient_accumulation_fusion", false);
 }
 
+static void bwd_weight_first(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    grouped_linear_bwd_weight(c, act, mode, d);
+    op_unread(c);
+}
+
 static const struct {
     const char *op;
     op_build build;
 } ops[] = {{"grouped_linear_fwd", grouped_linear_fwd},
            {"grouped_linear_bwd_input", grouped_linear_bwd_input},
            {"grouped_linear_bwd_weight", grouped_linear_bwd_weight},
-           {"grouped_linear_bwd_weight", bwd_weight_stored}};
+           {"grouped_linear_bwd_weight", bwd_weight_stored},
+           {"grouped_linear_bwd_weight", bwd_weight_first}};
 enum { N_OPS = sizeof ops / sizeof ops[0] };
 
 static int variant_of(gpu_ctx *ctx, int op, assay_dtype act, const int64_t *d)

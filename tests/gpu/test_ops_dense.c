@@ -104,46 +104,35 @@ static const op_sizes first_sizes[] = {
     {{72, 8, 2, 0, 0}},         {{8, 136, 1, 5}},
 };
 
-/* Not to accumulate: what the target holds is NaN and is not read; an expert without rows gets zeros. */
-static void unread(op_call *c)
-{
-    float *held = c->in[c->n_in - 1].data;
-    for (int64_t i = 0; i < slot_count(&c->in[c->n_in - 1]); i++) {
-        held[i] = NAN;
-        c->value[c->n_in - 1][i] = (double)NAN;
-    }
-    attr_b(c, "accumulate", false);
-}
-
 static void linear_bwd_weight_first(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
 {
     linear_bwd_weight(c, act, mode, d);
-    unread(c);
+    op_unread(c);
 }
 
 static void linear_bwd_weight_stored_first(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
 {
     linear_bwd_weight_stored(c, act, mode, d);
-    unread(c);
+    op_unread(c);
 }
 
 static void linear_bwd_bias_first(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
 {
     linear_bwd_bias(c, act, mode, d);
-    unread(c);
+    op_unread(c);
 }
 
 static void grouped_linear_bwd_weight_first(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
 {
     grouped_linear_bwd_weight(c, act, mode, d);
-    unread(c);
+    op_unread(c);
 }
 
 static void grouped_linear_bwd_weight_stored_first(op_call *c, assay_dtype act, data_mode mode,
                                                    const int64_t *d)
 {
     grouped_linear_bwd_weight_stored(c, act, mode, d);
-    unread(c);
+    op_unread(c);
 }
 
 Test(gpu_ops, first_products_of_a_step)

@@ -38,4 +38,15 @@ static inline void grouped_linear_bwd_weight(op_call *c, assay_dtype act, data_m
     DRAW(c, "dweight_in", ASSAY_F32, mode, 1.0, 3, d[2], d[0], d[1]);
 }
 
+/* Not to accumulate: what the target holds is NaN and is not read; an expert without rows gets zeros. */
+static inline void op_unread(op_call *c)
+{
+    float *held = c->in[c->n_in - 1].data;
+    for (int64_t i = 0; i < slot_count(&c->in[c->n_in - 1]); i++) {
+        held[i] = NAN;
+        c->value[c->n_in - 1][i] = (double)NAN;
+    }
+    attr_b(c, "accumulate", false);
+}
+
 #endif
