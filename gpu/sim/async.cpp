@@ -111,6 +111,9 @@ void assay_sim_async_copy16(void *to, const void *from, int valid, int line)
         report_matrix(w, "late read", line, "an asynchronous copy to where another one is under way");
     async_copy c = {static_cast<unsigned char *>(to), {0}, b.thread[w.current].groups};
     if (valid)
+        race_touch(w, from, sizeof c.bytes, false, __builtin_return_address(0));
+    race_touch(w, to, sizeof c.bytes, true, __builtin_return_address(0));
+    if (valid)
         memcpy(c.bytes, from, sizeof c.bytes);
     if (config().order == ASSAY_SIM_ORDER_RANDOM && w.random.below(2) != 0)
         memcpy(to, c.bytes, sizeof c.bytes);
@@ -140,6 +143,8 @@ void assay_sim_async_wait(int n, int line)
     while (done < t.copies.size() && t.copies[done].group + static_cast<unsigned>(n) < t.groups) {
         const async_copy &c = t.copies[done++];
         memcpy(c.to, c.bytes, sizeof c.bytes);
+        /* whoever reads it has to come behind this wait, not behind the call that began the copy */
+        race_touch(w, c.to, sizeof c.bytes, true, __builtin_return_address(0));
         if (place_of(w, c.to, &at))
             b.owner[at] = 0;
     }

@@ -25,18 +25,21 @@ constexpr int step_k = 16;
 }
 
 /* 8 numbers at the address that the tile's layout gives. */
-static const uint16_t *chunk_at(worker &w, assay_sim_chunk *chunk, const void *tile, int row, int c, int line)
+static const uint16_t *chunk_at(worker &w, assay_sim_chunk *chunk, const void *tile, int row, int c, int line,
+                                const void *pc)
 {
     const void *p = chunk(tile, row, c);
     if (reinterpret_cast<uintptr_t>(p) % 16 != 0)
         report_matrix(w, "misaligned", line, "a row of a tile does not begin at a multiple of 16 bytes");
     async_check(w, p, line);
+    race_touch(w, p, 16, false, pc);
     return static_cast<const uint16_t *>(p);
 }
 
 struct call_of_warp {
     const void *what;
     int line;
+    const void *pc; /* behind the call in the kernel */
 };
 
 /* The row and column that register r of a lane holds; half: the lower or upper 16 bits of an operand. */
@@ -54,13 +57,13 @@ struct fragments {
 };
 
 /* The rows of A that a load names, from the rows or the columns of its tile. */
-static void read_fragments(worker &w, fragments &t, const assay_sim_tile_load *f, int line)
+static void read_fragments(worker &w, fragments &t, const assay_sim_tile_load *f, int line, const void *pc)
 {
     const int rows = f->mt * 16;
     for (int r = 0; r < (f->columns ? f->k : rows); ++r) {
         for (int c = 0; c < (f->columns ? rows : f->k) / 8; ++c) {
-            const uint16_t *p = f->columns ? chunk_at(w, f->chunk, f->tile, r, f->first / 8 + c, line)
-                                           : chunk_at(w, f->chunk, f->tile, f->first + r, c, line);
+            const uint16_t *p = f->columns ? chunk_at(w, f->chunk, f->tile, r, f->first / 8 + c, line, pc)
+                                           : chunk_at(w, f->chunk, f->tile, f->first + r, c, line, pc);
             for (int e = 0; e < 8; ++e)
                 (f->columns ? t.a[c * 8 + e][r] : t.a[r][c * 8 + e]) = p[e];
         }
@@ -87,7 +90,7 @@ static void load_of_warp(void *const *lane)
             report_matrix(w, "wrong fragment", first->line,
                           "the lanes of a warp load different rows of tiles");
     }
-    read_fragments(w, t, f, first->line);
+    read_fragments(w, t, f, first->line, first->pc);
     for (unsigned l = 0; l < lanes; ++l) {
         const assay_sim_tile_load *o =
             static_cast<const assay_sim_tile_load *>(static_cast<const call_of_warp *>(lane[l])->what);
@@ -244,12 +247,12 @@ static void take_rows(worker &w, tiles &t, const assay_sim_tile_product *o, int 
 }
 
 /* B from shared memory, as [k][columns]. */
-static void take_tile(worker &w, tiles &t, const assay_sim_tile_product *o, int line)
+static void take_tile(worker &w, tiles &t, const assay_sim_tile_product *o, int line, const void *pc)
 {
     const int rows = o->transposed ? o->k : o->nt * 8, chunks = (o->transposed ? o->nt * 8 : o->k) / 8;
     for (int r = 0; r < rows; ++r) {
         for (int c = 0; c < chunks; ++c) {
-            const uint16_t *p = chunk_at(w, o->chunk, o->b, r, o->first_column / 8 + c, line);
+            const uint16_t *p = chunk_at(w, o->chunk, o->b, r, o->first_column / 8 + c, line, pc);
             for (int e = 0; e < 8; ++e) {
                 const double v = widened(p[e]);
                 if (o->transposed)
@@ -288,7 +291,7 @@ static void product_of_warp(void *const *lane)
             report_matrix(w, "wrong fragment", first->line, "the lanes of a warp name different tiles");
         take_rows(w, t, o, static_cast<int>(l), first->line);
     }
-    take_tile(w, t, f, first->line);
+    take_tile(w, t, f, first->line, first->pc);
     matrix_multiply(t, f->mt * 16, f->nt * 8, f->k);
     for (unsigned l = 0; l < lanes; ++l) {
         const assay_sim_tile_product *o =
@@ -309,13 +312,13 @@ using namespace sim;
 
 void assay_sim_matrix_load(const assay_sim_tile_load *load, int line)
 {
-    call_of_warp c = {load, line};
+    call_of_warp c = {load, line, __builtin_return_address(0)};
     assay_sim_warp_call(load_of_warp, &c, line);
 }
 
 void assay_sim_matrix_product(const assay_sim_tile_product *product, int line)
 {
-    call_of_warp c = {product, line};
+    call_of_warp c = {product, line, __builtin_return_address(0)};
     assay_sim_warp_call(product_of_warp, &c, line);
 }
 

@@ -55,11 +55,23 @@ bool built_in(uintptr_t p)
     return false;
 }
 
-bool on_stack(const worker &w, uintptr_t p)
+bool within(const stack *s, uintptr_t p)
 {
-    const stack *s = w.looping ? w.busy.back() : w.fibers[w.current].on;
     const uintptr_t base = reinterpret_cast<uintptr_t>(s->base);
     return p >= base && p - base < s->bytes;
+}
+
+/* A function of a whole warp reads and writes the stacks of all its lanes, which wait for it. */
+bool on_stack(const worker &w, uintptr_t p)
+{
+    if (within(w.looping ? w.busy.back() : w.fibers[w.current].on, p))
+        return true;
+    const unsigned from = w.current / lanes * lanes;
+    for (unsigned i = from; w.calling && i < from + lanes; ++i) {
+        if (within(w.fibers[i].on, p))
+            return true;
+    }
+    return false;
 }
 
 enum how { PLAIN, VOLATILE, ATOMIC };

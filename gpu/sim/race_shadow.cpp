@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 namespace sim
 {
@@ -24,6 +25,9 @@ constexpr size_t page_bytes = 4096, page_words = page_bytes / 4;
 
 struct page {
     bool device;
+    bool
+        apart; /* its words have cells of their own; else `all` is every word's, and theirs are not touched, and so not there */
+    cell all;
     uint8_t byte[page_bytes];
     cell word[page_words];
 };
@@ -33,21 +37,39 @@ constexpr unsigned low_bits = 18, high_bits = 17;
 typedef std::atomic<page *> leaf[1u << low_bits];
 std::atomic<leaf *> table[1u << high_bits];
 
+/* Zeros, in large pieces: a page's shadow is some 140 KB of which most is never touched. */
+void *zeros(size_t bytes)
+{
+    constexpr size_t piece = (size_t)64 << 20;
+    static std::mutex lock;
+    static char *next, *end;
+    std::lock_guard<std::mutex> hold(lock);
+    bytes = (bytes + 63) / 64 * 64;
+    if (static_cast<size_t>(end - next) < bytes) {
+        void *fresh =
+            mmap(nullptr, piece, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (fresh == MAP_FAILED)
+            return nullptr;
+        next = static_cast<char *>(fresh);
+        end = next + piece;
+    }
+    void *p = next;
+    next += bytes;
+    return p;
+}
+
 template <class T> T *slot_of(std::atomic<T *> &slot, bool make)
 {
     T *there = slot.load(std::memory_order_acquire);
     if (there != nullptr || !make)
         return there;
-    void *fresh = calloc(1, sizeof(T));
+    void *fresh = zeros(sizeof(T));
     if (fresh == nullptr) {
         assay_sim_report("fatal", "no memory for the race checker");
         abort();
     }
     T *mine = static_cast<T *>(fresh);
-    if (slot.compare_exchange_strong(there, mine))
-        return mine;
-    free(fresh);
-    return there;
+    return slot.compare_exchange_strong(there, mine) ? mine : there;
 }
 
 page *page_of(uintptr_t at, bool make)
@@ -71,8 +93,36 @@ template <class F> void each_page(uintptr_t from, size_t bytes, bool make, F f)
     }
 }
 
+bool empty(const cell &c)
+{
+    return (c.write.launch | c.atomic.launch | c.read[0].launch | c.read[1].launch) == 0;
+}
+
+/* From now on its words are looked at one by one. */
+void take_apart(page &p)
+{
+    if (p.apart)
+        return;
+    p.apart = true;
+    if (empty(p.all)) /* as fresh or forgotten words are */
+        return;
+    for (cell &c : p.word)
+        c = p.all;
+    p.all = cell{};
+}
+
 void forget(page &p, size_t from, size_t bytes)
 {
+    if (bytes == page_bytes) {
+        p.all = cell{};
+    } else if (!p.apart && empty(p.all)) {
+        return;
+    } else {
+        take_apart(p);
+    }
+    if (!p.apart)
+        return;
+    p.apart = bytes != page_bytes;
     for (size_t i = from / 4; i < (from + bytes + 3) / 4; ++i) {
         free(p.word[i].bytes);
         p.word[i] = cell{};
@@ -223,6 +273,14 @@ void check_races(uintptr_t at, size_t bytes, const race_access &now, bool shared
         page *p = page_of(word, true);
         if (p == nullptr)
             return;
+        if (!p->apart && word % page_bytes == 0 && word >= at && end - word >= page_bytes) {
+            const race_access *bad = visit(p->all, now, shared, found); /* copies of whole pages */
+            if (bad != nullptr)
+                report_race(reinterpret_cast<const void *>(word), now, *bad, shared);
+            word += page_bytes - 4;
+            continue;
+        }
+        take_apart(*p);
         cell &c = p->word[word % page_bytes / 4];
         const bool whole = word >= at && word + 4 <= end;
         if (!whole && c.bytes == nullptr) {

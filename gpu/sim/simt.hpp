@@ -125,6 +125,7 @@ struct worker {
     const kernel_call *call;
     unsigned n, current, position, runnable, exited;
     bool failed, looping;
+    bool calling; /* a function of a whole warp runs, on the stack of its last lane */
     bool hurt, hurt_block;  /* a thread of this launch, of this block, has ended by a bad access */
     volatile bool spinning; /* the watchdog asks it to give up */
     int watched;

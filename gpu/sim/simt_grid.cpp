@@ -39,7 +39,7 @@ static void block_once(worker &w, uint64_t linear, uint64_t launch)
     memset(w.state, FRESH, w.n);
     w.runnable = w.n;
     w.exited = w.arrived = 0;
-    w.hurt_block = false;
+    w.hurt_block = w.calling = false;
     w.sum = 0;
     for (unsigned k = 0; k * lanes < w.n; ++k) {
         const unsigned left = w.n - k * lanes;
@@ -117,6 +117,7 @@ static void loop_entry()
     for (uint64_t i = w.block_from; i < w.block_to; ++i) {
         const uint64_t linear = block_at(*running, i);
         blockIdx = block_id(linear, c.grid);
+        threadIdx = uint3{0, 0, 0}; /* not one of another kernel's: the loop reads its order before it is a thread */
         race_block(w, linear, true);
         const bool forward = config().order == ASSAY_SIM_ORDER_FORWARD;
         if (!forward)
