@@ -57,12 +57,35 @@ size_t size_of(int type)
     return sim::blas_size_of(type);
 }
 
+/* Its matrices, of its stream's work: columns of one length, in one piece where nothing lies between them. */
+void touch(const unsigned char *p, const layout &l, bool write)
+{
+    const size_t e = size_of(l.type);
+    const bool rows = l.order == CUBLASLT_ORDER_ROW;
+    const size_t length = (rows ? l.cols : l.rows) * e, step = static_cast<size_t>(l.ld) * e;
+    const uint64_t columns = rows ? l.rows : l.cols;
+    for (int64_t b = 0; b < l.batch; ++b) {
+        const unsigned char *from = p + static_cast<size_t>(b * l.stride) * e;
+        if (length == step)
+            sim::race_range(from, length * columns, write);
+        for (uint64_t i = 0; i < columns && length != step; ++i)
+            sim::race_range(from + i * step, length, write);
+    }
+}
+
 assay_sim_step product_step(void *state)
 {
     const product *p = static_cast<const product *>(state);
     for (int64_t batch = 0; batch < p->d.batch; ++batch) {
         sim::blas_multiply(*p, batch);
     }
+    if (p->k > 0) {
+        touch(p->pa, p->a, false);
+        touch(p->pb, p->b, false);
+    }
+    if (p->beta != 0.0)
+        touch(p->pc, p->c, false);
+    touch(p->pd, p->d, true);
     return ASSAY_SIM_DONE;
 }
 

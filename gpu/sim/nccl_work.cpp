@@ -250,6 +250,18 @@ static void note_finished(ncclComm *c)
 }
 
 /* One attempt; true when something moved. */
+/* What a finished call has read and written here, of its stream's work. */
+static void touch(const ncclComm *c, const nccl_task &t)
+{
+    const size_t bytes = t.call.count * nccl_type_bytes(t.call.type), all = bytes * static_cast<size_t>(c->ranks);
+    const int32_t f = t.call.func;
+    const bool root = c->rank == t.call.root;
+    if (f != NCCL_RECV && !(f == NCCL_BROADCAST && !root))
+        race_range(t.send, f == NCCL_REDUCE_SCATTER ? all : bytes, false);
+    if (f != NCCL_SEND && !(f == NCCL_REDUCE && !root))
+        race_range(t.recv, f == NCCL_ALL_GATHER ? all : bytes, true);
+}
+
 static bool collective_step(ncclComm *c, nccl_task &t)
 {
     bool moved = false;
@@ -280,6 +292,7 @@ static bool collective_step(ncclComm *c, nccl_task &t)
             t.offset += n;
             if (t.offset == t.call.count) {
                 t.finished = true;
+                touch(c, t);
                 note_finished(c);
                 return true;
             }
@@ -372,6 +385,7 @@ static bool messages_step(ncclComm *c, std::vector<nccl_task> &tasks)
         }
         moved |= t.call.func == NCCL_SEND ? send_step(c, t) : recv_step(c, t);
         if (t.finished) {
+            touch(c, t);
             note_finished(c);
         } else {
             busy[static_cast<size_t>(t.call.root)] = 1;

@@ -99,6 +99,10 @@ inline __attribute__((always_inline)) void access(const volatile void *ptr, size
     if (kind != PLAIN)
         race_atomic(*w, at, read, write, now.scope);
     race_check(*w, p, bytes, now, shared);
+    for (int writes = 0; writes < 2 && !shared; ++writes) {
+        if (writes != 0 ? write : read)
+            race_traffic(*w, now.thread, p, bytes, writes != 0, pc);
+    }
 }
 
 } /* namespace */

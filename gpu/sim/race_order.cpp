@@ -221,6 +221,7 @@ void race_block(worker &w, uint64_t linear, bool loop)
     if (w.race == nullptr)
         w.race = new race_block_state;
     race_block_state &s = *w.race;
+    race_traffic_block(w);
     s.block = static_cast<uint32_t>(linear);
     s.n = w.n;
     s.loop = loop;

@@ -43,6 +43,11 @@ enum race_byte : uint8_t { BYTE_PLAIN, BYTE_UNWRITTEN, BYTE_GUARD, BYTE_COMING }
 /* Checks an access of a kernel and remembers it. */
 void race_check(worker &w, const void *p, size_t bytes, const race_access &now, bool shared);
 [[noreturn]] void race_misaligned(worker &w, const void *p, size_t align, bool write, const void *pc);
+/* Whether device memory lies there. */
+bool race_device(uintptr_t at);
+/* Counts what is moved between global memory and the chip (race_traffic.cpp). */
+void race_traffic_block(const worker &w);
+void race_traffic(const worker &w, unsigned thread, const void *p, size_t bytes, bool write, const void *pc);
 void race_host_check(const void *p, size_t bytes, bool write, const void *pc);
 
 } /* namespace sim */

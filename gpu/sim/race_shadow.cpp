@@ -367,6 +367,12 @@ void race_check(worker &w, const void *ptr, size_t bytes, const race_access &now
     check_races(at, bytes, now, shared);
 }
 
+bool race_device(uintptr_t at)
+{
+    const page *p = page_of(at, false);
+    return p != nullptr && p->device;
+}
+
 void race_misaligned(worker &w, const void *p, size_t align, bool write, const void *pc)
 {
     char what[64];

@@ -89,6 +89,24 @@ template <class EACH> static void each_chunk(const tensor_copy &c, EACH each)
     }
 }
 
+/* The global side of a copy, by pieces that lie side by side: the running thread's accesses where it issues the copy. */
+static void touch_global(worker &w, const tensor_copy &c, bool write, const void *pc)
+{
+    const unsigned char *from = nullptr;
+    size_t bytes = 0;
+    each_chunk(c, [&](const unsigned char *at, const unsigned char *, size_t n) {
+        if (at == nullptr)
+            return;
+        if (at != from + bytes) {
+            race_touch(w, from, bytes, write, pc);
+            from = at;
+            bytes = 0;
+        }
+        bytes += n;
+    });
+    race_touch(w, from, bytes, write, pc);
+}
+
 static void arrive(worker &w, tile_block &b, tensor_copy c, int line)
 {
     size_t at;
@@ -249,6 +267,7 @@ void assay_sim_tensor_load(void *to, const assay_sim_tensor_map *map, assay_sim_
             misuse(w, "late read", line, "a load to a tile that the store of line %d still reads",
                    line_of(s.line));
     }
+    touch_global(w, c, false, __builtin_return_address(0));
     memset(to, 0xff, c.bytes);
     if (in_dynamic(w, to, c.bytes, &place))
         memset(b.seen.data() + place, 0xff, c.bytes);
@@ -268,6 +287,7 @@ void assay_sim_tensor_store(const assay_sim_tensor_map *map, const void *from, c
     c.group = b.stores_committed[w.current];
     proxy_check(w, b, from, c.bytes, line, "a store");
     c.held.assign(c.shared, c.shared + c.bytes);
+    touch_global(w, c, true, __builtin_return_address(0));
     b.stores.push_back(c);
 }
 
