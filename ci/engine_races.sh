@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.."
 table=gpu/ops/traffic.json build=build/release update=0
 # every family of kernels: attention (k1, k2, heads above 128, context parallel, documents), experts (k2, k3, capacity, padding), norms,
 # balancing, dropout
-cases=(llama/1 wide_heads context/cp2 packed/1 dropout/tp2,sp qwen3_moe/1 qwen3_moe/pp2 capacity/1 padding/1 balancing/1 sigmoid_router/1 overlap)
+cases=(llama/1 wide_heads context/cp2 packed/1 dropout/tp2,sp qwen3_moe/1 qwen3_moe/pp2 capacity/1 padding/1 balancing/1 sigmoid_router/1 overlap shared_expert/ep2,dp2)
 picked=()
 
 self_test() {
@@ -69,18 +69,18 @@ for c in "${picked[@]:-${cases[@]}}"; do
         echo "races: FAIL $c, again with: ${command[*]}"
     fi
 done
-sed -E 's/^\{"kernel": "//; s/",.*//' "$folder/seen" | tr -d '()' | sed 's/<.*//' | sort -u >"$folder/ran"
-sed -nE '/^__global__/,/\(/ { s/^(__global__ )?(static )?(void )?([a-z0-9_]+)\(.*/\4/p; }' gpu/ops/*.cu gpu/ops/*.cuh |
-    grep -vE '^__' | sort -u >"$folder/kernels"
-echo "races: $(comm -12 "$folder/ran" "$folder/kernels" | wc -l) of $(wc -l <"$folder/kernels") kernels ran; not: $(comm -13 "$folder/ran" "$folder/kernels" | xargs)"
 ((${#picked[@]} == 0)) || exit $bad
 
 for model in dense moe; do
-    rm -f "$folder/moved"
-    ASSAY_SIM_TRAFFIC=$folder/moved "$assay" bench --engine-program "$engine" --model tests/kernels/$model --draw-weights 1 --precision bf16 \
+    ASSAY_SIM_TRAFFIC=$folder/moved.$model "$assay" bench --engine-program "$engine" --model tests/kernels/$model --draw-weights 1 --precision bf16 \
         --micro-batch-size 1 --seq-length 256 --steps 1 --warmup 1 --report "$folder/bench" >"$folder/log" 2>&1 || { cat "$folder/log" && exit 2; }
-    sed "s/^{/{\"model\": \"$model\", /" "$folder/moved" | LC_ALL=C sort >>"$folder/found"
+    sed "s/^{/{\"model\": \"$model\", /" "$folder/moved.$model" | LC_ALL=C sort >>"$folder/found"
 done
+# which of the kernels in gpu/ops have run
+sed -E 's/^\{"kernel": "//; s/",.*//; s/^\(//; s/[<)].*//' "$folder/seen" "$folder"/moved.* | sort -u >"$folder/ran"
+cat gpu/ops/*.cu gpu/ops/*.cuh | tr '\n' ' ' | grep -oE '__global__ [^;{(]*(__launch_bounds__\([^)]*\)[^;{(]*)?\(' |
+    sed -E 's/ *\($//; s/.* //' | sort -u >"$folder/kernels"
+echo "races: $(comm -12 "$folder/ran" "$folder/kernels" | wc -l) of $(wc -l <"$folder/kernels") kernels have run; not: $(comm -13 "$folder/ran" "$folder/kernels" | xargs)"
 compiler=$(sed -nE 's/^CMAKE_CXX_COMPILER:[A-Z]*=(.*)/\1/p' "$build/CMakeCache.txt")
 version=$("$compiler" -dumpfullversion)
 if ((update)); then

@@ -2,7 +2,7 @@
 # Passes the tests: installs what is missing, lints, builds with gcc and clang, runs clang-tidy, runs every test as released and
 # under the address and undefined-behaviour sanitizers, the tests of core, ref, gpu and the simulator as clang compiles them,
 # shared memory under the thread sanitizer, the judge's self-test, a few bugs planted in the source (all: ci/mutants.sh), the
-# default matrix, ten kills, programs that link the installed library, every example, the Debian package, and some seconds of
+# default matrix, the engine's kernels under the race checker, ten kills, programs that link the installed library, every example, the Debian package, and some seconds of
 # fuzzing.  A test counts once for each preset that ran it.  ci/coverage.sh is not part of it (about five minutes more), but its self-test is.  Where nvcc is, ci/kernels.sh.
 # The last line is `N passed, N failed, N skipped`.
 set -uo pipefail
@@ -38,6 +38,7 @@ step lint ci/lint.sh
 step boundaries ci/boundaries.sh
 step coverage-tool ci/coverage.sh --self-test
 step kernels-tool ci/kernels.sh --self-test
+step traffic-tool ci/engine_races.sh --self-test
 step gpu-script ci/gpu_test.sh
 step evidence-tool ci/evidence.sh --self-test
 ci/evidence.sh
@@ -100,6 +101,7 @@ unit clang '^test_(core|ref|gpu|sim)_'
 step build-tsan ci/build.sh tsan assay_sim_threads && step tsan-shared-memory build/tsan/bin/assay_sim_threads
 step races build/release/bin/assay_sim_races # instrumented: not for Criterion
 step sanitize tests/sim/races/sanitize.sh build/release/bin/assay build/release/bin/assay_sim_races
+step engine-races ci/engine_races.sh
 step selftest build/release/bin/assay selftest
 step mutants ci/mutants.sh --fast
 step parity build/release/bin/assay run --report build/test-report

@@ -85,8 +85,8 @@ static void run(const race_case &c)
 /* One case as a program that somebody else might run under `assay sanitize`. */
 static int alone(const char *name)
 {
-    for (const race_case *table :
-         {RACES_IN_BLOCKS, RACES_IN_GRIDS, RACES_OF_MEMORY, COOPERATIVE, BAD_ACCESS, RACES_OF_TILES, CLEAN}) {
+    for (const race_case *table : {RACES_IN_BLOCKS, RACES_IN_GRIDS, RACES_OF_MEMORY, COOPERATIVE, BAD_ACCESS,
+                                   RACES_OF_TILES, RACES_WITH_LIBRARIES, CLEAN}) {
         for (const race_case *c = table; c->name != nullptr; ++c) {
             int *x = nullptr, *y = nullptr;
             if (strcmp(name, c->name) != 0)
@@ -112,8 +112,8 @@ int main(int argc, char **argv)
         return 2;
     close(file);
     assay_sim_print_reports(argc > 1);
-    for (const race_case *table :
-         {RACES_IN_BLOCKS, RACES_IN_GRIDS, RACES_OF_MEMORY, COOPERATIVE, BAD_ACCESS, RACES_OF_TILES, CLEAN}) {
+    for (const race_case *table : {RACES_IN_BLOCKS, RACES_IN_GRIDS, RACES_OF_MEMORY, COOPERATIVE, BAD_ACCESS,
+                                   RACES_OF_TILES, RACES_WITH_LIBRARIES, CLEAN}) {
         for (const race_case *c = table; c->name != nullptr; ++c) {
             if (argc < 2 || strcmp(argv[1], c->name) == 0)
                 run(*c);

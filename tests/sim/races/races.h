@@ -16,7 +16,7 @@ struct race_case {
 };
 
 extern const race_case RACES_IN_BLOCKS[], RACES_IN_GRIDS[], RACES_OF_MEMORY[], COOPERATIVE[], BAD_ACCESS[],
-    RACES_OF_TILES[], CLEAN[];
+    RACES_OF_TILES[], RACES_WITH_LIBRARIES[], CLEAN[];
 
 #define LAUNCH_CASE(name, grid, block, bytes)                                                                \
     static void run_##name(int *x, int *y)                                                                   \
