@@ -253,13 +253,21 @@ static void note_finished(ncclComm *c)
 /* What a finished call has read and written here, of its stream's work. */
 static void touch(const ncclComm *c, const nccl_task &t)
 {
-    const size_t bytes = t.call.count * nccl_type_bytes(t.call.type), all = bytes * static_cast<size_t>(c->ranks);
+    const size_t bytes = t.call.count * nccl_type_bytes(t.call.type),
+                 all = bytes * static_cast<size_t>(c->ranks);
     const int32_t f = t.call.func;
     const bool root = c->rank == t.call.root;
     if (f != NCCL_RECV && !(f == NCCL_BROADCAST && !root))
         race_range(t.send, f == NCCL_REDUCE_SCATTER ? all : bytes, false);
-    if (f != NCCL_SEND && !(f == NCCL_REDUCE && !root))
+    if (f == NCCL_SEND || (f == NCCL_REDUCE && !root) || (f == NCCL_BROADCAST && root && t.recv == t.send))
+        return;
+    const size_t before = static_cast<size_t>(c->rank) * bytes;
+    if (f == NCCL_ALL_GATHER && t.send == t.recv + before) { /* in place: its own part lies there already */
+        race_range(t.recv, before, true);
+        race_range(t.recv + before + bytes, all - before - bytes, true);
+    } else {
         race_range(t.recv, f == NCCL_ALL_GATHER ? all : bytes, true);
+    }
 }
 
 static bool collective_step(ncclComm *c, nccl_task &t)

@@ -63,7 +63,7 @@ struct counters {
     std::map<std::string, totals> kernels;
     uint32_t launch = 0;
     totals *kernel = nullptr;
-    std::unordered_map<uintptr_t, touched> pages;                                     /* of the launch */
+    std::unordered_map<uintptr_t, touched> pages;                                    /* of the launch */
     std::unordered_map<std::pair<const void *, uint32_t>, uint32_t, hash_of> counts; /* of the block */
     std::unordered_map<execution, sectors, hash_of> warps;
 };

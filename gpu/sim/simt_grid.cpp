@@ -117,7 +117,8 @@ static void loop_entry()
     for (uint64_t i = w.block_from; i < w.block_to; ++i) {
         const uint64_t linear = block_at(*running, i);
         blockIdx = block_id(linear, c.grid);
-        threadIdx = uint3{0, 0, 0}; /* not one of another kernel's: the loop reads its order before it is a thread */
+        threadIdx =
+            uint3{0, 0, 0}; /* not one of another kernel's: the loop reads its order before it is a thread */
         race_block(w, linear, true);
         const bool forward = config().order == ASSAY_SIM_ORDER_FORWARD;
         if (!forward)

@@ -123,6 +123,15 @@ static void run_gather_without_event(int *x, int *y)
     (void)GPU_LAUNCH(behind_a_gather, 1, 32, 0, s.compute, x + 2048, y);
 }
 
+/* In place a rank's own part is not written: of one rank, nothing. */
+static void run_own_part_of_a_gather(int *x, int *y)
+{
+    streams s;
+    alone a;
+    (void)ncclAllGather(x, x, 32, ncclInt32, a.comm, s.other);
+    (void)GPU_LAUNCH(behind_a_gather, 1, 32, 0, s.compute, y, x);
+}
+
 static void run_collective_behind_an_event(int *x, int *y)
 {
     streams s;
