@@ -151,8 +151,7 @@ static void run_collective_behind_an_event(int *x, int *y)
 #name, nullptr, "", __FILE__, run_##name                                                             \
     }
 const race_case RACES_WITH_LIBRARIES[] = {
-    CASE(product_without_event),      CASE(result_without_event),
-    CASE(sum_without_event),          CASE(gather_without_event),
-    FREE(product_behind_an_event),    FREE(products_beside_each_other),
-    FREE(collective_behind_an_event), {},
+    CASE(product_without_event),      CASE(result_without_event),       CASE(sum_without_event),
+    CASE(gather_without_event),       FREE(product_behind_an_event),    FREE(own_part_of_a_gather),
+    FREE(products_beside_each_other), FREE(collective_behind_an_event), {},
 };
