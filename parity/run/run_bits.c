@@ -59,7 +59,7 @@ static assay_status turn_recompute(const parity_task_state *s, assay_train_optio
 /* A fused operation has the bits of its parts: each runs by itself. */
 static assay_status turn_fusion(const parity_task_state *s, assay_train_options *o, bool *any)
 {
-    static const char apart[] = "residual_norm=k0";
+    static const char apart[] = "residual_norm=k0,router_balanced=k0";
     *any = json_object_get(json_object_get(s->e->doctor, "variants"), "residual_norm") != NULL;
     if (*any)
         snprintf(o->variant, sizeof o->variant, "%s", apart);
