@@ -3,7 +3,7 @@
 #ifndef GPU_OPS_ROUTER_TOKEN_CUH
 #define GPU_OPS_ROUTER_TOKEN_CUH
 
-#include "gpu/ops/router.cuh"
+#include "gpu/ops/router_topk.cuh"
 
 #define ROUTER_EPSILON 1e-20f
 
