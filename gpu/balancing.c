@@ -150,28 +150,37 @@ static assay_status global_fwd(gpu_model *m, gpu_microbatch_state *mb, const gpu
     return keep(m, mb, l, GPU_LOSS_GLOBAL_AUX, 1, &losses);
 }
 
-assay_status gpu_balancing_fwd(gpu_model *m, gpu_microbatch_state *mb, const gpu_layer *l, gpu_moe_acts *a)
+gpu_call_args gpu_balancing_statistics(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts *a,
+                                       gpu_balancing *b)
 {
     gpu_arena *temp = &m->scratch;
     const int64_t E = m->config->num_moe_experts, K = m->config->moe_router_topk;
+    return (gpu_call_args){
+        .op = "router_aux_fwd",
+        .at = "mlp.router.aux",
+        .arg = {GPU_T("logits", &a->logits), GPU_I("topk", K), GPU_W("score_function", gpu_score_word(m)),
+                GPU_NEW("aux_scores", &b->scores, gpu_tokens(m, temp, true, gpu_dim_whole(E))),
+                GPU_NEW("aux_indices", &b->indices, gpu_tokens(m, temp, true, gpu_dim_whole(K))),
+                GPU_NEW("tokens_per_expert", &b->counts, vector(m, &mb->arena, E)),
+                GPU_NEW("score_sums", &b->sums, vector(m, temp, E)),
+                GPU_NEW("z_sum", &b->z, vector(m, temp, 1))}};
+}
+
+assay_status gpu_balancing_fwd(gpu_model *m, gpu_microbatch_state *mb, const gpu_layer *l, gpu_moe_acts *a,
+                               gpu_balancing *s)
+{
+    const int64_t E = m->config->num_moe_experts;
     const balance b = balance_aux(m);
-    gpu_value scores, indices, counts, sums, z, losses;
-    ASSAY_TRY(GPU_CALL(m->run, "router_aux_fwd", "mlp.router.aux", GPU_T("logits", &a->logits),
-                       GPU_I("topk", K), GPU_W("score_function", gpu_score_word(m)),
-                       GPU_NEW("aux_scores", &scores, gpu_tokens(m, temp, true, gpu_dim_whole(E))),
-                       GPU_NEW("aux_indices", &indices, gpu_tokens(m, temp, true, gpu_dim_whole(K))),
-                       GPU_NEW("tokens_per_expert", &counts, vector(m, &mb->arena, E)),
-                       GPU_NEW("score_sums", &sums, vector(m, temp, E)),
-                       GPU_NEW("z_sum", &z, vector(m, temp, 1))));
+    gpu_value losses;
     if (has_aux(m)) {
         ASSAY_TRY(sum_counts(m, "mlp.router.aux_counts", gpu_sharing_group(m), &a->aux_counts,
-                             vector(m, &mb->arena, E), &counts));
-        ASSAY_TRY(loss_of(m, "mlp.router.aux_loss", &losses, &sums, &a->aux_counts, &z, &b));
+                             vector(m, &mb->arena, E), &s->counts));
+        ASSAY_TRY(loss_of(m, "mlp.router.aux_loss", &losses, &s->sums, &a->aux_counts, &s->z, &b));
         ASSAY_TRY(keep(m, mb, l, GPU_LOSS_AUX, 2, &losses));
     }
     if (has_seq(m))
-        ASSAY_TRY(seq_fwd(m, mb, l, a, &scores, &indices));
-    return has_global(m) ? global_fwd(m, mb, l, a, &counts, &sums) : ASSAY_OK;
+        ASSAY_TRY(seq_fwd(m, mb, l, a, &s->scores, &s->indices));
+    return has_global(m) ? global_fwd(m, mb, l, a, &s->counts, &s->sums) : ASSAY_OK;
 }
 
 /* --- backward ------------------------------------------------------------------------------------------------- */

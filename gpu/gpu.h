@@ -61,6 +61,7 @@ typedef struct gpu_declared {
     X(ATTENTION, "attention")                                                                                \
     X(CROSS_ENTROPY, "cross_entropy")                                                                        \
     X(ROUTER, "router")                                                                                      \
+    X(ROUTER_BALANCED, "router_balanced")                                                                    \
     X(ADAMW, "adamw")                                                                                        \
     X(ELEMENTWISE, "elementwise")
 typedef enum {

@@ -72,7 +72,16 @@ assay_status gpu_mlp_bwd(gpu_model *m, const gpu_mlp_desc *d, gpu_mlp_acts *a, g
 bool gpu_has_balancing(const gpu_model *m);
 /* The ranks that share the tokens of one microbatch. */
 assay_group gpu_sharing_group(const gpu_model *m);
-assay_status gpu_balancing_fwd(gpu_model *m, gpu_microbatch_state *mb, const gpu_layer *l, gpu_moe_acts *a);
+/* What the balancing losses of a microbatch are made of. */
+typedef struct gpu_balancing {
+    gpu_value scores, indices, counts, sums, z;
+} gpu_balancing;
+/* The call that makes it, for gpu_call or as a part of gpu_call_fused. */
+gpu_call_args gpu_balancing_statistics(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts *a,
+                                       gpu_balancing *b);
+/* The losses, of the statistics. */
+assay_status gpu_balancing_fwd(gpu_model *m, gpu_microbatch_state *mb, const gpu_layer *l, gpu_moe_acts *a,
+                               gpu_balancing *s);
 /* Adds the gradients to dlogits, which gets the name of the logits' gradient. */
 assay_status gpu_balancing_bwd(gpu_model *m, gpu_moe_acts *a, gpu_value *dlogits);
 /* router.c: a->tokens -> logits, indices, probs, scores; auxiliary losses */

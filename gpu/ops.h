@@ -176,6 +176,10 @@ extern GPU_LADDER(router_aux_loss);
 /* dlogits += loss_scale (J^T[aux_coeff E / (K tokens^2 divisor) n_b] + z_coeff 2/tokens lse softmax(logits)), J the derivative of
  * aux_scores, b = t mod B; refuses as router_aux_fwd and router_aux_loss, and tokens that are no whole rows of B. */
 extern GPU_LADDER(router_aux_bwd);
+/* --- router_balanced.cu ------------------------------------------------------------------------------------- */
+/* router_fwd, then router_aux_fwd, in one pass over the tokens and one over the sums; operands of both, logits and topk once.
+ * Workspace: F32 [T].  Refuses as they do; k1 takes up to 256 experts and 32 groups. */
+extern GPU_LADDER(router_balanced_fwd);
 /* --- router_counts.cu --------------------------------------------------------------------------------------- */
 /* Of aux_scores [T,E] and aux_indices [T,K]: tokens_per_expert I64 [B,E] and score_sums F32 [B,E] of the tokens t = b mod B.
  * Refused: tokens that are no whole rows of B. */
@@ -232,7 +236,7 @@ extern GPU_LADDER(adamw);
     X(rmsnorm_fwd) X(add_rmsnorm_fwd) X(rmsnorm_bwd) X(rmsnorm_sumsq) X(rmsnorm_apply) X(rmsnorm_bwd_dot) X(rmsnorm_bwd_apply) X(rope_table) X(rope_fwd) X(rope_bwd) X(attention_fwd) \
     X(attention_bwd) X(qkv_split_fwd) X(qkv_split_bwd) X(attention_merge) X(pack_heads) X(unpack_heads) X(add) X(clamp_fwd) X(clamp_bwd) X(dropout_fwd) X(dropout_bwd) \
     X(swiglu_fwd) X(swiglu_bwd) X(sigmoid_gate_fwd) X(sigmoid_gate_bwd) X(cast) X(slice_rows) \
-    X(embedding_fwd) X(embedding_bwd) X(sum) X(router_fwd) X(router_bwd) X(router_aux_fwd) \
+    X(embedding_fwd) X(embedding_bwd) X(sum) X(router_fwd) X(router_bwd) X(router_aux_fwd) X(router_balanced_fwd) \
     X(router_aux_loss) X(router_aux_bwd) X(router_seq_aux_fwd) X(running_counts) X(random_logits) X(input_jitter) X(router_drop) X(permute_plan) X(gather_rows) X(combine_rows) \
     X(expert_bias_update) X(cross_entropy_stats) X(cross_entropy_loss) X(cross_entropy_bwd) \
     X(sumsq) X(count_zeros) X(total) X(clip_coefficient) X(adamw)

@@ -167,12 +167,32 @@ static assay_op_class logits_class(const gpu_model *m)
     return m->options->moe_router_dtype == ASSAY_ROUTER_MODEL ? ASSAY_OPS_LINEAR : ASSAY_OPS_ROUTER;
 }
 
+/* The choice, and what the balancing losses need of the logits: one pass over the tokens where there is a kernel for it. */
+static assay_status choose_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_moe_acts *a,
+                               gpu_balancing *statistics)
+{
+    gpu_arena *keep = &mb->arena;
+    const gpu_dim E = gpu_dim_whole(m->config->num_moe_experts),
+                  K = gpu_dim_whole(m->config->moe_router_topk);
+    const gpu_call_args choice = {
+        .op = "router_fwd",
+        .at = "mlp.router",
+        .arg = {GPU_T("logits", &a->logits), GPU_T("expert_bias", gpu_param_use(m, l->moe.expert_bias)),
+                ROUTER_ATTRS(m), GPU_NEW("indices", &a->indices, gpu_tokens(m, keep, true, K)),
+                GPU_NEW("probs", &a->probs, gpu_tokens(m, keep, true, K)),
+                GPU_NEW("scores", &a->scores, gpu_tokens(m, keep, true, E))}};
+    if (!gpu_has_balancing(m))
+        return gpu_call(m->run, &choice);
+    const gpu_call_args parts[] = {choice, gpu_balancing_statistics(m, mb, a, statistics)};
+    return gpu_call_fused(m->run, "router_balanced_fwd", parts, 2);
+}
+
 assay_status gpu_router_route_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_moe_acts *a)
 {
     gpu_run *run = m->run;
     gpu_arena *keep = &mb->arena;
-    const gpu_dim E = gpu_dim_whole(m->config->num_moe_experts),
-                  K = gpu_dim_whole(m->config->moe_router_topk);
+    const gpu_dim E = gpu_dim_whole(m->config->num_moe_experts);
+    gpu_balancing statistics;
     if (m->options->moe_input_jitter_eps > 0.0)
         ASSAY_TRY(jitter_fwd(m, mb, a));
     ASSAY_TRY(GPU_CALL(run, "linear_fwd", "mlp.router.gating", GPU_T("x", router_input(m, a)),
@@ -182,15 +202,11 @@ assay_status gpu_router_route_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_la
     a->logits = a->gating;
     if (m->options->moe_router_force_load_balancing)
         ASSAY_TRY(random_logits(m, mb, l, a));
-    ASSAY_TRY(GPU_CALL(run, "router_fwd", "mlp.router", GPU_T("logits", &a->logits),
-                       GPU_T("expert_bias", gpu_param_use(m, l->moe.expert_bias)), ROUTER_ATTRS(m),
-                       GPU_NEW("indices", &a->indices, gpu_tokens(m, keep, true, K)),
-                       GPU_NEW("probs", &a->probs, gpu_tokens(m, keep, true, K)),
-                       GPU_NEW("scores", &a->scores, gpu_tokens(m, keep, true, E))));
+    ASSAY_TRY(choose_fwd(m, mb, l, a, &statistics));
     a->routed = a->indices;
     if (m->options->moe_expert_capacity_factor > 0.0)
         ASSAY_TRY(drop_fwd(m, mb, a));
-    return gpu_has_balancing(m) ? gpu_balancing_fwd(m, mb, l, a) : ASSAY_OK;
+    return gpu_has_balancing(m) ? gpu_balancing_fwd(m, mb, l, a, &statistics) : ASSAY_OK;
 }
 
 assay_status gpu_router_route_bwd(gpu_model *m, gpu_layer *l, gpu_moe_acts *a, gpu_value *dtokens,

@@ -509,6 +509,28 @@ enum {
     ASSAY_KERNEL_ATTR_ROUTER_AUX_FWD_SCORE_FUNCTION = 1,
 };
 
+/* | `router_balanced_fwd` | logits float [T,E], expert_bias? F32 [E] | | indices I64 [T,K], probs F32 [T,K], scores F32 [T,E], aux_scores F32 [T,E], aux_indices I64 [T,K], tokens_per_expert I64 [E], score_sums F32 [E], z_sum F32 [1] | topk (K), score_function softmax/sigmoid = softmax, pre_softmax = false, norm_topk_prob = false, scaling_factor = 1, num_groups = 0, group_topk = 0 |
+   sums: probs: E; scores: E; aux_scores: E; score_sums: T; z_sum: T */
+enum {
+    ASSAY_KERNEL_SLOT_ROUTER_BALANCED_FWD_LOGITS = 0,
+    ASSAY_KERNEL_SLOT_ROUTER_BALANCED_FWD_EXPERT_BIAS = 1,
+    ASSAY_KERNEL_SLOT_ROUTER_BALANCED_FWD_INDICES = 2,
+    ASSAY_KERNEL_SLOT_ROUTER_BALANCED_FWD_PROBS = 3,
+    ASSAY_KERNEL_SLOT_ROUTER_BALANCED_FWD_SCORES = 4,
+    ASSAY_KERNEL_SLOT_ROUTER_BALANCED_FWD_AUX_SCORES = 5,
+    ASSAY_KERNEL_SLOT_ROUTER_BALANCED_FWD_AUX_INDICES = 6,
+    ASSAY_KERNEL_SLOT_ROUTER_BALANCED_FWD_TOKENS_PER_EXPERT = 7,
+    ASSAY_KERNEL_SLOT_ROUTER_BALANCED_FWD_SCORE_SUMS = 8,
+    ASSAY_KERNEL_SLOT_ROUTER_BALANCED_FWD_Z_SUM = 9,
+    ASSAY_KERNEL_ATTR_ROUTER_BALANCED_FWD_TOPK = 0,
+    ASSAY_KERNEL_ATTR_ROUTER_BALANCED_FWD_SCORE_FUNCTION = 1,
+    ASSAY_KERNEL_ATTR_ROUTER_BALANCED_FWD_PRE_SOFTMAX = 2,
+    ASSAY_KERNEL_ATTR_ROUTER_BALANCED_FWD_NORM_TOPK_PROB = 3,
+    ASSAY_KERNEL_ATTR_ROUTER_BALANCED_FWD_SCALING_FACTOR = 4,
+    ASSAY_KERNEL_ATTR_ROUTER_BALANCED_FWD_NUM_GROUPS = 5,
+    ASSAY_KERNEL_ATTR_ROUTER_BALANCED_FWD_GROUP_TOPK = 6,
+};
+
 /* | `router_aux_loss` | score_sums F32 [[B,]E], tokens_per_expert I64 [[B,]E], z_sum? F32 [1] | | losses F32 [2] | aux_coeff, z_coeff, topk, tokens, divisor = 1 |
    sums: losses: E */
 enum {

@@ -71,22 +71,35 @@ static assay_status replay_with(replay r, replay_fn fn, const assay_arith *arith
 static void take_outputs(ref_replay_result *result, ref_replay_result *other,
                          const assay_declaration *declared, const assay_arith *arith)
 {
+    int choice = 0;
     for (int i = 0; i < result->n_outputs; i++) {
         ref_value *mine = &result->outputs[i], kept = *mine;
+        const int own = choice;
+        choice += mine->kind == REF_VALUE_CHOICE;
         if (!assay_arith_equal(assay_declaration_of(declared, mine->slot), arith))
             continue;
         *mine = other->outputs[i];
         other->outputs[i] = kept;
-        if (mine->kind != REF_VALUE_CHOICE)
-            continue;
-        result->n_decisions = other->n_decisions;
-        result->n_ambiguous = other->n_ambiguous;
-        result->n_inadmissible = other->n_inadmissible;
-        result->first_inadmissible = other->first_inadmissible;
-        result->decision_gap = other->decision_gap;
-        result->n_experts = other->n_experts;
-        result->n_shown = other->n_shown;
-        memcpy(result->shown, other->shown, sizeof other->shown);
+        if (mine->kind == REF_VALUE_CHOICE)
+            result->choices[own] = other->choices[own];
+    }
+}
+
+/* One account of all choices. */
+static void sum_choices(ref_replay_result *result)
+{
+    for (int i = 0; i < result->n_choices; i++) {
+        const ref_choices *c = &result->choices[i];
+        result->n_decisions += c->n_decisions;
+        result->n_ambiguous += c->n_ambiguous;
+        if (i == 0 || (result->n_inadmissible == 0 && c->n_inadmissible > 0)) {
+            result->first_inadmissible = c->first_inadmissible;
+            result->decision_gap = c->decision_gap;
+            result->n_experts = c->n_experts;
+            result->n_shown = c->n_shown;
+            memcpy(result->shown, c->shown, sizeof c->shown);
+        }
+        result->n_inadmissible += c->n_inadmissible;
     }
 }
 
@@ -130,6 +143,7 @@ assay_status ref_replay(const char *op, const json_t *attrs, const assay_declara
         take_outputs(result, &other, declared, &declared->output[k].arith);
         ref_replay_free(&other);
     }
+    sum_choices(result);
     return ASSAY_OK;
 }
 

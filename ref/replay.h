@@ -50,15 +50,29 @@ typedef struct ref_decision {
     double taken_score, taken_bound;
 } ref_decision;
 
-typedef struct ref_replay_result {
-    int n_outputs;
-    ref_value outputs[8]; /* arrays owned by the result */
+/* The choices of an output. */
+typedef struct ref_choices {
     int64_t n_decisions, n_ambiguous, n_inadmissible;
     int64_t first_inadmissible; /* row, -1 */
     int64_t n_experts;          /* to choose from */
     int n_shown;
     ref_decision shown[REF_DECISIONS_SHOWN]; /* the first that are inadmissible */
     double decision_gap; /* worst (best unchosen + bound) - (worst chosen - bound) over inadmissible rows */
+} ref_choices;
+
+enum { REF_REPLAY_CHOICES = 2 };
+typedef struct ref_replay_result {
+    int n_outputs;
+    ref_value outputs[8]; /* arrays owned by the result */
+    int n_choices;
+    ref_choices choices[REF_REPLAY_CHOICES]; /* of the outputs of kind CHOICE, in their order */
+    /* of them all; which row and which experts: of the first that has an inadmissible one */
+    int64_t n_decisions, n_ambiguous, n_inadmissible;
+    int64_t first_inadmissible;
+    int64_t n_experts;
+    int n_shown;
+    ref_decision shown[REF_DECISIONS_SHOWN];
+    double decision_gap;
 } ref_replay_result;
 
 /* Whether this operation is known ("all_reduce" and the other collectives are not: parity assembles them

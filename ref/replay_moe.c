@@ -48,16 +48,18 @@ static assay_status router_attrs(const replay *r, ref_router_desc *d)
     return ASSAY_OK;
 }
 
+/* Of the output of kind CHOICE that was taken last. */
 static void keep_decisions(const replay *r, const ref_decisions *x)
 {
-    r->result->n_decisions = x->n;
-    r->result->n_ambiguous = x->n_ambiguous;
-    r->result->n_inadmissible = x->n_inadmissible;
-    r->result->first_inadmissible = x->first_inadmissible;
-    r->result->decision_gap = x->gap;
-    r->result->n_experts = x->n_experts;
-    r->result->n_shown = x->n_shown;
-    memcpy(r->result->shown, x->shown, sizeof x->shown);
+    ref_choices *c = &r->result->choices[r->result->n_choices++];
+    c->n_decisions = x->n;
+    c->n_ambiguous = x->n_ambiguous;
+    c->n_inadmissible = x->n_inadmissible;
+    c->first_inadmissible = x->first_inadmissible;
+    c->decision_gap = x->gap;
+    c->n_experts = x->n_experts;
+    c->n_shown = x->n_shown;
+    memcpy(c->shown, x->shown, sizeof x->shown);
 }
 
 /* Scratch for selection keys. */
@@ -137,6 +139,13 @@ static assay_status router_aux_fwd(const replay *r)
     for (int64_t i = 0; i < d.tokens * d.topk; i++)
         counts[indices[i]]++;
     return ref_bound_router_aux_sums(sums, z, aux, logits->value, &d, &r->d);
+}
+
+/* router_fwd, then router_aux_fwd: neither reads what the other makes. */
+static assay_status router_balanced_fwd(const replay *r)
+{
+    ASSAY_TRY(router_fwd(r));
+    return router_aux_fwd(r);
 }
 
 /* Tokens are of `rows` interleaved sequences. */
@@ -420,6 +429,7 @@ const replay_row replay_moe_table[] = {
     {"router_fwd", router_fwd},
     {"router_bwd", router_bwd},
     {"router_aux_fwd", router_aux_fwd},
+    {"router_balanced_fwd", router_balanced_fwd},
     {"router_aux_loss", router_aux_loss},
     {"router_aux_bwd", router_aux_bwd},
     {"expert_bias_update", expert_bias_update},

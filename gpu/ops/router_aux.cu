@@ -5,79 +5,26 @@
  *   k1  one warp for each token, one for each expert's column             fp32, tree of 32 lanes
  *
  * The aux map is the plain top-k of aux_scores: no bias, no groups. */
-#include "gpu/ops/router.cuh"
 #include "gpu/ops/router_rows.cuh"
-
-#define ROUTER_EPSILON 1e-20f
-
-typedef struct aux_args {
-    int64_t t, e, k;
-    bool sigmoid;
-} aux_args;
+#include "gpu/ops/router_token.cuh"
 
 template <class T>
 __global__ void aux_tokens_k0(float *aux_scores, int64_t *aux_indices, float *z, const T *logits, aux_args a)
 {
-    for (int64_t row = gpu_thread(); row < a.t; row += gpu_threads()) {
-        const T *l = logits + row * a.e;
-        float *score = aux_scores + row * a.e;
-        unsigned chosen[ROUTER_WORDS] = {0};
-        float m = -INFINITY, sum = 0.0f, total = 0.0f;
-        for (int64_t e = 0; e < a.e; ++e)
-            m = fmaxf(m, gpu_load(l + e));
-        for (int64_t e = 0; e < a.e; ++e) {
-            sum += expf(gpu_load(l + e) - m);
-            total += gpu_sigmoid(gpu_load(l + e));
-        }
-        for (int64_t e = 0; e < a.e; ++e)
-            score[e] = a.sigmoid ? gpu_sigmoid(gpu_load(l + e)) / (total + ROUTER_EPSILON)
-                                 : expf(gpu_load(l + e) - m) / sum;
-        const float lse = m + logf(sum);
-        z[row] = lse * lse;
-        router_take(chosen, router_keys{score, nullptr, nullptr, 1}, 0, a.e, a.k);
-        int64_t n = 0;
-        for (int64_t e = 0; e < a.e; ++e)
-            if (router_in(chosen, e))
-                aux_indices[row * a.k + n++] = e;
-    }
+    for (int64_t row = gpu_thread(); row < a.t; row += gpu_threads())
+        aux_thread_row(aux_scores + row * a.e, aux_indices + row * a.k, z + row, logits + row * a.e, a);
 }
 
 template <int CHUNKS, class T>
 __global__ void aux_tokens_k1(float *aux_scores, int64_t *aux_indices, float *z, const T *logits, aux_args a)
 {
     GPU_SHARED_2D(float, kept, GPU_ROWS_PER_BLOCK, ROUTER_MAX_TOPK);
-    const int lane = (int)threadIdx.x;
     const int64_t step = (int64_t)gridDim.x * blockDim.y;
     for (int64_t row = gpu_warp_row(); row < a.t; row += step) {
-        float l[CHUNKS], m = -INFINITY, sum = 0.0f, total = 0.0f;
-        router_rank rank[CHUNKS];
-        for (int i = 0; i < CHUNKS; ++i) {
-            const int64_t e = lane + GPU_WARP * i;
-            l[i] = e < a.e ? gpu_load(logits + row * a.e + e) : -INFINITY;
-            m = fmaxf(m, l[i]);
-        }
-        m = gpu_warp_max(m);
-        for (int i = 0; i < CHUNKS; ++i)
-            if (lane + GPU_WARP * i < a.e) {
-                sum += expf(l[i] - m);
-                total += gpu_sigmoid(l[i]);
-            }
-        sum = gpu_warp_sum(sum);
-        total = gpu_warp_sum(total);
-        for (int i = 0; i < CHUNKS; ++i) {
-            const int64_t e = lane + GPU_WARP * i;
-            rank[i] = 0;
-            if (e >= a.e)
-                continue;
-            l[i] = a.sigmoid ? gpu_sigmoid(l[i]) / (total + ROUTER_EPSILON) : expf(l[i] - m) / sum;
-            aux_scores[row * a.e + e] = l[i];
-            rank[i] = router_rank_of(l[i], e);
-        }
-        const float lse = m + logf(sum);
-        if (lane == 0)
-            z[row] = lse * lse;
-        const unsigned chosen = router_warp_take<CHUNKS>(rank, a.k);
-        router_warp_list<CHUNKS>(aux_indices + row * a.k, kept[threadIdx.y], l, chosen);
+        float logit[CHUNKS];
+        router_warp_load<CHUNKS>(logit, logits + row * a.e, a.e);
+        aux_warp_row<CHUNKS>(aux_scores + row * a.e, aux_indices + row * a.k, z + row, kept[threadIdx.y],
+                             logit, a);
     }
 }
 
@@ -226,23 +173,6 @@ static aux_desc aux_desc_of(const gpu_operands *o)
     return d;
 }
 
-static assay_status make_args(const char *op, const router_desc *d, gpu_tensor logits, aux_args *a)
-{
-    ASSAY_TRY(gpu_check_act(op, "logits", logits));
-    a->t = gpu_tensor_row_count(logits);
-    a->e = gpu_tensor_cols(logits);
-    a->k = d->topk;
-    a->sigmoid = d->score_function == ASSAY_SCORE_SIGMOID;
-    ASSAY_CHECK(a->sigmoid || d->score_function == ASSAY_SCORE_SOFTMAX, ASSAY_UNSUPPORTED,
-                "%s: score_function: expected softmax or sigmoid, found number %d", op, d->score_function);
-    ASSAY_CHECK(a->k >= 1 && a->k <= a->e, ASSAY_INVALID_ARGUMENT,
-                "%s: topk: expected 1 to %" PRId64 " (the experts), found %" PRId64, op, a->e, a->k);
-    ASSAY_CHECK(a->e <= ROUTER_MAX_EXPERTS && a->k <= ROUTER_MAX_TOPK, ASSAY_UNSUPPORTED,
-                "%s: expected at most %d experts and topk %d, found %" PRId64 " and %" PRId64, op,
-                ROUTER_MAX_EXPERTS, ROUTER_MAX_TOPK, a->e, a->k);
-    return ASSAY_OK;
-}
-
 template <class T>
 static cudaError_t launch_tokens(int variant, float *scores, int64_t *indices, float *z, const T *logits,
                                  const aux_args &a, cudaStream_t stream)
@@ -267,9 +197,9 @@ static cudaError_t launch_tokens(int variant, float *scores, int64_t *indices, f
                       a);
 }
 
-static cudaError_t launch_columns(int variant, gpu_tensor n, gpu_tensor sums, gpu_tensor z_sum,
-                                  gpu_tensor scores, gpu_tensor indices, const float *z, const aux_args &a,
-                                  cudaStream_t stream)
+cudaError_t router_aux_columns(int variant, gpu_tensor n, gpu_tensor sums, gpu_tensor z_sum,
+                               gpu_tensor scores, gpu_tensor indices, const float *z, const aux_args &a,
+                               cudaStream_t stream)
 {
     if (variant == 0)
         return GPU_LAUNCH_NO_BARRIER(aux_columns_k0, gpu_grid(a.e + 1, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
@@ -278,11 +208,6 @@ static cudaError_t launch_columns(int variant, gpu_tensor n, gpu_tensor sums, gp
     return GPU_LAUNCH(aux_columns_k1, gpu_grid(a.e + 1, GPU_ROWS_PER_BLOCK), gpu_warp_block(), 0, stream,
                       (int64_t *)n.data, (float *)sums.data, (float *)z_sum.data, (const float *)scores.data,
                       (const int64_t *)indices.data, z, a);
-}
-
-static size_t aux_workspace(const gpu_ctx *, const gpu_operands *o)
-{
-    return sizeof(float) * (size_t)gpu_tensor_row_count(gpu_operand(o, "logits"));
 }
 
 static assay_status router_aux_fwd(const gpu_work *w)
@@ -295,7 +220,7 @@ static assay_status router_aux_fwd(const gpu_work *w)
                      logits = gpu_operand(w->o, "logits");
     const char *op = "router_aux_fwd";
     aux_args a;
-    ASSAY_TRY(make_args(op, d, logits, &a));
+    ASSAY_TRY(aux_make_args(op, d, logits, &a));
     ASSAY_TRY(gpu_check_tensor(op, "aux_scores", aux_scores, ASSAY_F32, ASSAY_F32));
     ASSAY_TRY(gpu_check_tensor(op, "aux_indices", aux_indices, ASSAY_I64, ASSAY_I64));
     ASSAY_TRY(gpu_check_tensor(op, "tokens_per_expert", tokens_per_expert, ASSAY_I64, ASSAY_I64));
@@ -315,8 +240,8 @@ static assay_status router_aux_fwd(const gpu_work *w)
                          : launch_tokens(w->variant, (float *)aux_scores.data, (int64_t *)aux_indices.data, z,
                                          (const bf16 *)logits.data, a, w->stream),
                      op);
-    GPU_LAUNCHED(launch_columns(w->variant, tokens_per_expert, score_sums, z_sum, aux_scores, aux_indices, z,
-                                a, w->stream),
+    GPU_LAUNCHED(router_aux_columns(w->variant, tokens_per_expert, score_sums, z_sum, aux_scores, aux_indices,
+                                    z, a, w->stream),
                  op);
     return ASSAY_OK;
 }
@@ -391,7 +316,7 @@ static assay_status router_aux_bwd(const gpu_work *w)
                      tokens_per_expert = gpu_operand(w->o, "tokens_per_expert");
     const char *op = "router_aux_bwd";
     aux_args a;
-    ASSAY_TRY(make_args(op, &d->router, logits, &a));
+    ASSAY_TRY(aux_make_args(op, &d->router, logits, &a));
     ASSAY_TRY(check_group(op, d));
     ASSAY_TRY(gpu_check_tensor(op, "dlogits", dlogits, ASSAY_F32, ASSAY_F32));
     ASSAY_TRY(gpu_check_shape2(op, "dlogits", dlogits, a.t, a.e));

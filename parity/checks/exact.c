@@ -44,6 +44,9 @@ bool parity_exact_is_free(const char *op, const char *slot, int64_t i, int64_t c
         return strcmp(slot, "aux_indices") != 0 && strcmp(slot, "tokens_per_expert") != 0;
     if (strcmp(op, "router_fwd") == 0)
         return strcmp(slot, "indices") != 0;
+    if (strcmp(op, "router_balanced_fwd") == 0)
+        return strcmp(slot, "indices") != 0 && strcmp(slot, "aux_indices") != 0 &&
+               strcmp(slot, "tokens_per_expert") != 0;
     return strcmp(op, "cross_entropy_stats") == 0 && i >= count / 3 && i < 2 * (count / 3);
 }
 

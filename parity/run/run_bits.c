@@ -59,10 +59,14 @@ static assay_status turn_recompute(const parity_task_state *s, assay_train_optio
 /* A fused operation has the bits of its parts: each runs by itself. */
 static assay_status turn_fusion(const parity_task_state *s, assay_train_options *o, bool *any)
 {
-    static const char apart[] = "residual_norm=k0";
-    *any = json_object_get(json_object_get(s->e->doctor, "variants"), "residual_norm") != NULL;
-    if (*any)
-        snprintf(o->variant, sizeof o->variant, "%s", apart);
+    static const char *const families[] = {"residual_norm", "router_balanced"};
+    const json_t *variants = json_object_get(s->e->doctor, "variants");
+    size_t n = 0;
+    for (size_t i = 0; i < sizeof families / sizeof *families; i++)
+        if (json_object_get(variants, families[i]) != NULL)
+            n += (size_t)snprintf(o->variant + n, sizeof o->variant - n, "%s%s=k0", n > 0 ? "," : "",
+                                  families[i]);
+    *any = n > 0;
     return ASSAY_OK;
 }
 

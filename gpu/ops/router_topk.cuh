@@ -2,8 +2,8 @@
  *
  * Keys are ordered as numbers; -0 and +0 tie; ties go to the lower index; a NaN ranks below -inf.  So a row
  * of NaNs chooses experts 0 .. K-1, and nothing loops or reads outside. */
-#ifndef GPU_OPS_ROUTER_CUH
-#define GPU_OPS_ROUTER_CUH
+#ifndef GPU_OPS_ROUTER_TOPK_CUH
+#define GPU_OPS_ROUTER_TOPK_CUH
 
 #include "core/model/config.h"
 #include "gpu/device.cuh"
