@@ -52,7 +52,7 @@ typedef struct ref_decision {
 
 typedef struct ref_replay_result {
     int n_outputs;
-    ref_value outputs[8]; /* arrays owned by the result */
+    ref_value outputs[12]; /* arrays owned by the result */
     int64_t n_decisions, n_ambiguous, n_inadmissible;
     int64_t first_inadmissible; /* row, -1 */
     int64_t n_experts;          /* to choose from */

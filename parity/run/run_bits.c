@@ -59,8 +59,10 @@ static assay_status turn_recompute(const parity_task_state *s, assay_train_optio
 /* A fused operation has the bits of its parts: each runs by itself. */
 static assay_status turn_fusion(const parity_task_state *s, assay_train_options *o, bool *any)
 {
-    static const char apart[] = "residual_norm=k0";
-    *any = json_object_get(json_object_get(s->e->doctor, "variants"), "residual_norm") != NULL;
+    static const char apart[] = "residual_norm=k0,qkv_rope=k0";
+    const json_t *families = json_object_get(s->e->doctor, "variants");
+    *any =
+        json_object_get(families, "residual_norm") != NULL && json_object_get(families, "qkv_rope") != NULL;
     if (*any)
         snprintf(o->variant, sizeof o->variant, "%s", apart);
     return ASSAY_OK;
