@@ -338,6 +338,9 @@ static assay_status qkv_rope(const gpu_work *w, bool norm)
     const int64_t tokens = k.shape[0], groups = k.shape[1], d = k.shape[2], heads = q.shape[1];
     ASSAY_CHECK(groups >= 1 && heads % groups == 0, ASSAY_INVALID_ARGUMENT,
                 "%s: q: expected a multiple of %" PRId64 " heads, found %" PRId64, op, groups, heads);
+    ASSAY_CHECK(gpu_operand_int(o, "head_dim") == d, ASSAY_INVALID_ARGUMENT,
+                "%s: head_dim: expected %" PRId64 " (columns of k), found %" PRId64, op, d,
+                gpu_operand_int(o, "head_dim"));
     ASSAY_CHECK(tokens * (heads + 2 * groups) < INT_MAX, ASSAY_INVALID_ARGUMENT,
                 "%s: qkv: expected fewer than 2^31 heads, found %" PRId64, op, tokens * (heads + 2 * groups));
     ASSAY_TRY(check_heads(o, tokens, heads, groups, d));
@@ -364,9 +367,8 @@ static assay_status qkv_norm_rope_fwd(const gpu_work *w)
 /* --- the ladder --------------------------------------------------------------------------------------------- */
 static bool pairs_of_eights(const gpu_ctx *, const gpu_operands *o)
 {
-    const gpu_tensor k = gpu_operand(o, "k");
-    return gpu_tensor_cols(gpu_operand(o, "cos")) % GPU_EIGHT == 0 && k.ndim == 3 &&
-           gpu_eights(o, k.shape[2]);
+    return gpu_tensor_cols(gpu_operand(o, "cos")) % GPU_EIGHT == 0 &&
+           gpu_eights(o, gpu_operand_int(o, "head_dim"));
 }
 
 static void turns_stored(assay_arith *a, const gpu_ctx *, const gpu_operands *)

@@ -275,6 +275,7 @@ Test(gpu_qkv_rope, wrong_calls_are_refused)
         {true, RAW_T("k_gamma", gpu_tensor_1d(m.gamma, ASSAY_BF16, D)), "k_gamma"},
         {true, RAW_T("q_rstd", gpu_tensor_1d(m.out[5], ASSAY_F32, T)), "q_rstd"},
         {true, RAW_T("q_raw", gpu_tensor_none()), "q_raw"},
+        {false, {"head_dim", .number = D / 2}, "head_dim: expected 16 (columns of k), found 8"},
         {true, {"eps", .number = -1.0}, "eps: expected a number that is not negative"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
