@@ -10,8 +10,8 @@ typedef enum { HONEST, NO_EPS, OTHER_POSITION, OTHER_HEAD } mistake;
 
 /* One head x -> raw, norm, rstd, out.  gamma NULL: no norm. */
 static void one_head(const trial *t, test_rng *r, const double *x, const double *gamma, const double *c,
-                     const double *s, assay_dtype dtype, bool stored, mistake wrong, double *raw, double *norm,
-                     double *rstd, double *out)
+                     const double *s, assay_dtype dtype, bool stored, mistake wrong, double *raw,
+                     double *norm, double *rstd, double *out)
 {
     float f[D];
     for (int j = 0; j < D; j++) {
@@ -62,8 +62,7 @@ static trial qkv(test_rng *r, assay_arith arith, int mode, assay_dtype dtype, bo
     const double *gamma[2] = {NULL, NULL};
     static const char *const gammas[2] = {"q_gamma", "k_gamma"};
     for (int k = 0; k < 2 && norm; k++)
-        gamma[k] =
-            trial_in(&x, gammas[k], dtype, mode_data(r, MODE_POSITIVE, D, D, dtype, 1.0), SHAPE(D));
+        gamma[k] = trial_in(&x, gammas[k], dtype, mode_data(r, MODE_POSITIVE, D, D, dtype, 1.0), SHAPE(D));
     const double *c = small_angles(&x, r, "cos"), *s = small_angles(&x, r, "sin");
     int64_t *position = calloc(T, sizeof *position);
     for (int i = 0; i < T; i++)
@@ -83,7 +82,8 @@ static trial qkv(test_rng *r, assay_arith arith, int mode, assay_dtype dtype, bo
     for (int row = 0; row < T * G * IN_GROUP; row++) {
         const int group = row / IN_GROUP, head = row % IN_GROUP, which = head < A / G ? 0 : 1;
         const double *from = in + (int64_t)row * D;
-        const int64_t at = position[group / G] * HALF, p = wrong == OTHER_POSITION ? at / 2 / HALF * HALF : at;
+        const int64_t at = position[group / G] * HALF,
+                      p = wrong == OTHER_POSITION ? at / 2 / HALF * HALF : at;
         const int64_t to = which == 0 ? (int64_t)group * (A / G) + head : group;
         if (head == A / G + 1)
             memcpy(v + (int64_t)group * D, wrong == OTHER_HEAD ? from - D : from, D * sizeof *v);
@@ -152,8 +152,7 @@ Test(ref_bounds_qkv, a_stored_norm_that_nobody_recorded_is_refused)
         ref_replay_result result;
         memmove(&x.out[2], &x.out[4], (size_t)(x.n_out - 4) * sizeof x.out[0]);
         x.n_out -= 2;
-        const assay_status st =
-            ref_replay(x.op, x.attrs, &declared, x.in, x.n_in, x.out, x.n_out, &result);
+        const assay_status st = ref_replay(x.op, x.attrs, &declared, x.in, x.n_in, x.out, x.n_out, &result);
         if (stored) {
             cr_expect_eq(st, ASSAY_INVALID_ARGUMENT);
             cr_expect_not_null(
