@@ -20,6 +20,7 @@ grep -nE -- '-ffast-math|-Ofast|use_fast_math' CMakeLists.txt cmake/*.cmake gpu/
 grep -nE '\b(TODO|FIXME|XXX)\b' "${sources[@]}" | grep -vE '#[0-9]+|XXXXXX' && complain "a TODO names an issue number"
 git grep -nE '^(<<<<<<<|>>>>>>>)( |$)' && complain "a conflict marker"
 for f in "${sources[@]}"; do
+    [[ $f == parity/assay_kernel_ops.h ]] && continue # nobody writes it: assay certify --abi-header, as long as the table of operations
     n=$(wc -l <"$f")
     ((n <= 800)) || complain "$f: $n lines (ceiling 800)"
 done

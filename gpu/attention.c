@@ -28,9 +28,66 @@ static gpu_value kv_heads_of(const gpu_model *m, gpu_arena *arena, int64_t d)
     GPU_T("cos", &(m)->cos_table), GPU_T("sin", &(m)->sin_table),                                            \
         GPU_T("position", gpu_documents_position(m, (a)->documents))
 
-/* qkv -> q, k, v after norm, clamp and rotation.  What a norm or a clamp reads is kept for its backward. */
-static assay_status heads_fwd(gpu_model *m, gpu_microbatch_state *mb, const gpu_attention_params *w,
-                              gpu_attention_acts *a, gpu_value *qkv)
+/* qkv -> q, k, v in one launch where there is a kernel for it: split and rotation. */
+static assay_status heads_turned_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_attention_acts *a,
+                                     gpu_value *qkv)
+{
+    const int64_t D = m->config->kv_channels, A = m->config->num_attention_heads;
+    gpu_arena *keep = &mb->arena, *temp = &m->scratch, *own = gpu_context_own_arena(m, keep);
+    const gpu_call_args parts[] = {
+        {.op = "qkv_split_fwd",
+         .at = "self_attention.qkv_split",
+         .arg = {GPU_T("qkv", qkv), SPLIT_ATTRS(m), GPU_NEW("q", &a->q_raw, heads_of(m, temp, A, D)),
+                 GPU_NEW("k", &a->k_raw, kv_heads_of(m, temp, D)),
+                 GPU_NEW("v", &a->v, kv_heads_of(m, own, D))}},
+        {.op = "rope_fwd",
+         .at = "self_attention.rope_q",
+         .arg = {GPU_T("x", &a->q_raw), ROTATION(m, a),
+                 GPU_NEW("y", &a->q, heads_of(m, gpu_context_query_arena(m, keep), A, D))}},
+        {.op = "rope_fwd",
+         .at = "self_attention.rope_k",
+         .arg = {GPU_T("x", &a->k_raw), ROTATION(m, a), GPU_NEW("y", &a->k, kv_heads_of(m, own, D))}},
+    };
+    return gpu_call_fused(m->run, "qkv_rope_fwd", parts, 3);
+}
+
+/* The same with a norm of each head of q and of k before it turns; what the norms read is kept for their backward. */
+static assay_status heads_normed_fwd(gpu_model *m, gpu_microbatch_state *mb, const gpu_attention_params *w,
+                                     gpu_attention_acts *a, gpu_value *qkv)
+{
+    const int64_t D = m->config->kv_channels, A = m->config->num_attention_heads;
+    gpu_arena *keep = &mb->arena, *temp = &m->scratch, *own = gpu_context_own_arena(m, keep);
+    const gpu_call_args parts[] = {
+        {.op = "qkv_split_fwd",
+         .at = "self_attention.qkv_split",
+         .arg = {GPU_T("qkv", qkv), SPLIT_ATTRS(m), GPU_NEW("q", &a->q_raw, heads_of(m, keep, A, D)),
+                 GPU_NEW("k", &a->k_raw, kv_heads_of(m, keep, D)),
+                 GPU_NEW("v", &a->v, kv_heads_of(m, own, D))}},
+        {.op = "rmsnorm_fwd",
+         .at = "self_attention.q_layernorm",
+         .arg = {GPU_T("x", &a->q_raw), GPU_T("gamma", gpu_param_use(m, w->q_layernorm)),
+                 GPU_F("eps", m->eps), GPU_NEW("y", &a->q_norm, heads_of(m, temp, A, D)),
+                 GPU_NEW("rstd", &a->q_rstd, gpu_qk_layernorm_rows(m, keep, GPU_QK_Q))}},
+        {.op = "rmsnorm_fwd",
+         .at = "self_attention.k_layernorm",
+         .arg = {GPU_T("x", &a->k_raw), GPU_T("gamma", gpu_param_use(m, w->k_layernorm)),
+                 GPU_F("eps", m->eps), GPU_NEW("y", &a->k_norm, kv_heads_of(m, temp, D)),
+                 GPU_NEW("rstd", &a->k_rstd, gpu_qk_layernorm_rows(m, keep, GPU_QK_K))}},
+        {.op = "rope_fwd",
+         .at = "self_attention.rope_q",
+         .arg = {GPU_T("x", &a->q_norm), ROTATION(m, a),
+                 GPU_NEW("y", &a->q, heads_of(m, gpu_context_query_arena(m, keep), A, D))}},
+        {.op = "rope_fwd",
+         .at = "self_attention.rope_k",
+         .arg = {GPU_T("x", &a->k_norm), ROTATION(m, a), GPU_NEW("y", &a->k, kv_heads_of(m, own, D))}},
+    };
+    return gpu_call_fused(m->run, "qkv_norm_rope_fwd", parts, 5);
+}
+
+/* qkv -> q, k, v after norm, clamp and rotation, each by itself: a clamp between them, or a norm over all heads, is in no launch with
+ * others.  What a norm or a clamp reads is kept for its backward. */
+static assay_status heads_apart_fwd(gpu_model *m, gpu_microbatch_state *mb, const gpu_attention_params *w,
+                                    gpu_attention_acts *a, gpu_value *qkv)
 {
     gpu_run *run = m->run;
     const assay_model_config *c = m->config;
@@ -64,6 +121,15 @@ static assay_status heads_fwd(gpu_model *m, gpu_microbatch_state *mb, const gpu_
                        GPU_NEW("y", &a->q, heads_of(m, gpu_context_query_arena(m, keep), A, D))));
     return GPU_CALL(run, "rope_fwd", "self_attention.rope_k", GPU_T("x", k), ROTATION(m, a),
                     GPU_NEW("y", &a->k, kv_heads_of(m, own, D)));
+}
+
+static assay_status heads_fwd(gpu_model *m, gpu_microbatch_state *mb, const gpu_attention_params *w,
+                              gpu_attention_acts *a, gpu_value *qkv)
+{
+    const assay_model_config *c = m->config;
+    if (c->clip_qkv > 0.0 || (c->qk_layernorm && c->qk_layernorm_full_width))
+        return heads_apart_fwd(m, mb, w, a, qkv);
+    return c->qk_layernorm ? heads_normed_fwd(m, mb, w, a, qkv) : heads_turned_fwd(m, mb, a, qkv);
 }
 
 static assay_status attention_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *acts,

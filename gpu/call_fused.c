@@ -22,8 +22,29 @@ static bool watched(const gpu_run *run, const gpu_call_args *parts, int n)
     return found;
 }
 
-/* Operands of the whole from those of its parts; which inputs of a part the launch makes. */
-static assay_status join(gpu_resolved *whole, gpu_resolved *parts, int n)
+/* Attributes of the whole; those of one name in two parts are one. */
+static assay_status join_attrs(gpu_resolved *whole, const gpu_resolved *part)
+{
+    for (int i = 0; i < part->o.n_attrs; i++) {
+        const gpu_attr *a = &part->o.attr[i], *before = gpu_operand_attr(&whole->o, a->name);
+        ASSAY_CHECK(before == NULL || (before->number == a->number && before->integer == a->integer),
+                    ASSAY_INTERNAL, "%s: %s: expected one value for all parts, found another for %s",
+                    whole->o.op->name, a->name, part->o.op->name);
+        if (before == NULL)
+            whole->o.attr[whole->o.n_attrs++] = *a;
+    }
+    return ASSAY_OK;
+}
+
+/* Whether somebody reads what only the launch itself needs: a record, or a fault. */
+static bool is_seen(const gpu_run *run, const gpu_resolved *part)
+{
+    return part->recorded || run->fault != NULL;
+}
+
+/* Operands of the whole from those of its parts; which inputs of a part the launch makes.  Optional outputs are stored where they are
+ * seen. */
+static assay_status join(const gpu_run *run, gpu_resolved *whole, gpu_resolved *parts, int n)
 {
     const assay_op *op = whole->o.op;
     for (int k = 0; k < n; k++) {
@@ -35,12 +56,13 @@ static assay_status join(gpu_resolved *whole, gpu_resolved *parts, int n)
             const gpu_call_operand *v = i < c->n_in ? &c->in[i] : &c->out[i - c->n_in];
             const char *slot = assay_op_part_slot(op, k, v->slot);
             ASSAY_CHECK(slot, ASSAY_INTERNAL, "%s: no slot for %s of %s", op->name, v->slot, c->o.op->name);
-            gpu_operands_put(&whole->o, slot, v->value->t);
+            const assay_op_slot *row = assay_op_slot_find(op, slot, true);
+            if (row == NULL || !row->optional || is_seen(run, c))
+                gpu_operands_put(&whole->o, slot, v->value->t);
             if (i < c->n_in)
                 c->made[i] = assay_op_part_source(op, k, v->slot, &output) >= 0;
         }
-        for (int i = 0; i < c->o.n_attrs; i++)
-            whole->o.attr[whole->o.n_attrs++] = c->o.attr[i];
+        ASSAY_TRY(join_attrs(whole, c));
         c->whole = whole;
         c->part = k;
     }
@@ -116,7 +138,7 @@ assay_status gpu_call_fused(gpu_run *run, const char *op, const gpu_call_args *p
     gpu_operands_init(&whole->o, row);
     for (int k = 0; k < n; k++)
         ASSAY_TRY_GOTO(gpu_call_prepare(run, &parts[k], &c[k]), st, done);
-    ASSAY_TRY_GOTO(join(whole, c, n), st, done);
+    ASSAY_TRY_GOTO(join(run, whole, c, n), st, done);
     if (run->dry)
         gpu_call_need(run, whole);
     if (run->dry || !pays(run, whole, c, n))

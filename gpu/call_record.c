@@ -110,7 +110,7 @@ static assay_status declare_part(const gpu_run *run, const gpu_resolved *c, gpu_
     for (int i = 0; i < c->n_out; i++) {
         assay_arith a =
             *assay_declaration_of(&out->arith, assay_op_part_slot(whole->op, c->part, c->out[i].slot));
-        a.rounding &= ~(unsigned)ASSAY_ROUND_RESIDUAL;
+        a.rounding &= ~(unsigned)(ASSAY_ROUND_RESIDUAL | ASSAY_ROUND_NORM);
         if (i == 0)
             part = assay_declaration_make(a);
         else

@@ -58,6 +58,7 @@ typedef struct gpu_declared {
     X(LINEAR, "linear")                                                                                      \
     X(NORM, "rmsnorm")                                                                                       \
     X(RESIDUAL_NORM, "residual_norm")                                                                        \
+    X(QKV_ROPE, "qkv_rope")                                                                                  \
     X(ATTENTION, "attention")                                                                                \
     X(CROSS_ENTROPY, "cross_entropy")                                                                        \
     X(ROUTER, "router")                                                                                      \

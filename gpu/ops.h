@@ -97,6 +97,17 @@ extern GPU_LADDER(pack_heads);
 /* The inverse: y [T,A,D] = x [P,T,A/P,D]. */
 extern GPU_LADDER(unpack_heads);
 
+/* --- qkv_rope.cu -------------------------------------------------------------------------------------------- */
+/* qkv_split_fwd, then rope_fwd of q and of k, in one launch: q = rope(q_raw), k = rope(k_raw)      qkv [T,(A+2G) D]  q, q_raw [T,A,D]
+ * k, k_raw, v [T,G,D]  position I64 [T].  q_raw and k_raw may be absent: then they are not stored.
+ * Outputs are memory of their own.  A position outside the table is a violated precondition (not checked).  Refused: an output that begins
+ * where an input or another output does, groups that do not divide the heads, R above D. */
+extern GPU_LADDER(qkv_rope_fwd);
+/* The same with rmsnorm_fwd of every head of q and of k before it turns: q_rstd = 1/sqrt(mean_d q_raw^2 + eps), q_norm = q_gamma q_raw q_rstd,
+ * rounded, q = rope(q_norm); k likewise      gammas [D]  q_rstd F32 [T,A]  k_rstd F32 [T,G].  q_norm and k_norm may be absent.
+ * Refused: also eps below 0. */
+extern GPU_LADDER(qkv_norm_rope_fwd);
+
 /* --- attention_context.cu ------------------------------------------------------------------------------------ */
 /* Attention over two sets of keys as attention over both: m = max(lse_a, lse_b), w = exp(lse - m): lse = m + log(w_a + w_b),
  * o = (w_a o_a + w_b o_b) / (w_a + w_b); neither sees a key: o = 0, lse = -inf
@@ -234,7 +245,7 @@ extern GPU_LADDER(adamw);
     X(linear_fwd) X(linear_bwd_input) X(linear_bwd_weight) X(linear_bwd_bias) \
     X(grouped_linear_fwd) X(grouped_linear_bwd_input) X(grouped_linear_bwd_weight) \
     X(rmsnorm_fwd) X(add_rmsnorm_fwd) X(rmsnorm_bwd) X(rmsnorm_sumsq) X(rmsnorm_apply) X(rmsnorm_bwd_dot) X(rmsnorm_bwd_apply) X(rope_table) X(rope_fwd) X(rope_bwd) X(attention_fwd) \
-    X(attention_bwd) X(qkv_split_fwd) X(qkv_split_bwd) X(attention_merge) X(pack_heads) X(unpack_heads) X(add) X(clamp_fwd) X(clamp_bwd) X(dropout_fwd) X(dropout_bwd) \
+    X(attention_bwd) X(qkv_split_fwd) X(qkv_split_bwd) X(qkv_rope_fwd) X(qkv_norm_rope_fwd) X(attention_merge) X(pack_heads) X(unpack_heads) X(add) X(clamp_fwd) X(clamp_bwd) X(dropout_fwd) X(dropout_bwd) \
     X(swiglu_fwd) X(swiglu_bwd) X(sigmoid_gate_fwd) X(sigmoid_gate_bwd) X(cast) X(slice_rows) \
     X(embedding_fwd) X(embedding_bwd) X(sum) X(router_fwd) X(router_bwd) X(router_aux_fwd) X(router_balanced_fwd) \
     X(router_aux_loss) X(router_aux_bwd) X(router_seq_aux_fwd) X(running_counts) X(random_logits) X(input_jitter) X(router_drop) X(permute_plan) X(gather_rows) X(combine_rows) \

@@ -35,8 +35,7 @@ static int64_t width_of(const gpu_model *m, gpu_qk which)
     return (which == GPU_QK_Q ? c->num_attention_heads : c->num_query_groups) * c->kv_channels;
 }
 
-/* One number for each row: of each head, or of all heads together. */
-static gpu_value rows_of(const gpu_model *m, gpu_arena *arena, gpu_qk which)
+gpu_value gpu_qk_layernorm_rows(const gpu_model *m, gpu_arena *arena, gpu_qk which)
 {
     if (m->config->qk_layernorm_full_width)
         return gpu_token_rows(m, arena, false);
@@ -52,14 +51,15 @@ assay_status gpu_qk_layernorm_fwd(gpu_model *m, gpu_arena *keep, gpu_qk which, g
     const names *n = &of[which];
     const assay_group group = group_of(m, which);
     gpu_value sumsq, all;
-    gpu_value_set(rstd, rows_of(m, keep, which));
+    gpu_value_set(rstd, gpu_qk_layernorm_rows(m, keep, which));
     if (!is_cut(m, which))
         return GPU_CALL(run, "rmsnorm_fwd", n->norm, GPU_T("x", x), GPU_T("gamma", gpu_param_use(m, gamma)),
                         GPU_F("eps", m->eps), GPU_T("y", y), GPU_T("rstd", rstd));
-    ASSAY_TRY(GPU_CALL(run, "rmsnorm_sumsq", n->sumsq, GPU_T("x", x), GPU_I("columns", gamma->count),
-                       GPU_NEW("y", &sumsq, gpu_partial(m, rows_of(m, &m->scratch, which), group))));
     ASSAY_TRY(
-        gpu_all_reduce(m, n->reduce, group, gpu_value_set(&all, rows_of(m, &m->scratch, which)), &sumsq));
+        GPU_CALL(run, "rmsnorm_sumsq", n->sumsq, GPU_T("x", x), GPU_I("columns", gamma->count),
+                 GPU_NEW("y", &sumsq, gpu_partial(m, gpu_qk_layernorm_rows(m, &m->scratch, which), group))));
+    ASSAY_TRY(gpu_all_reduce(m, n->reduce, group,
+                             gpu_value_set(&all, gpu_qk_layernorm_rows(m, &m->scratch, which)), &sumsq));
     return GPU_CALL(run, "rmsnorm_apply", n->norm, GPU_T("x", x), GPU_T("gamma", gpu_param_use(m, gamma)),
                     GPU_T("sumsq", &all), GPU_F("eps", m->eps), GPU_I("width", width_of(m, which)),
                     GPU_T("y", y), GPU_T("rstd", rstd));
@@ -76,10 +76,11 @@ assay_status gpu_qk_layernorm_bwd(gpu_model *m, gpu_qk which, gpu_param *gamma, 
         return GPU_CALL(run, "rmsnorm_bwd", n->norm, GPU_T("dy", dy), GPU_T("x", x),
                         GPU_T("gamma", gpu_param_use(m, gamma)), GPU_T("rstd", rstd),
                         GPU_T("dgamma", gpu_param_grad(m, gamma)), GPU_F("eps", m->eps), GPU_T("dx", dx));
-    ASSAY_TRY(GPU_CALL(run, "rmsnorm_bwd_dot", n->dot, GPU_T("dy", dy), GPU_T("x", x),
-                       GPU_T("gamma", gpu_param_use(m, gamma)), GPU_T("rstd", rstd),
-                       GPU_NEW("y", &dot, gpu_partial(m, rows_of(m, &m->scratch, which), ASSAY_GROUP_TP))));
-    gpu_value_set(&all, rows_of(m, &m->scratch, which));
+    ASSAY_TRY(GPU_CALL(
+        run, "rmsnorm_bwd_dot", n->dot, GPU_T("dy", dy), GPU_T("x", x),
+        GPU_T("gamma", gpu_param_use(m, gamma)), GPU_T("rstd", rstd),
+        GPU_NEW("y", &dot, gpu_partial(m, gpu_qk_layernorm_rows(m, &m->scratch, which), ASSAY_GROUP_TP))));
+    gpu_value_set(&all, gpu_qk_layernorm_rows(m, &m->scratch, which));
     if (shared)
         all = gpu_partial(m, all, ASSAY_GROUP_KV);
     ASSAY_TRY(gpu_all_reduce(m, n->reduce_grad, group_of(m, which), &all, &dot));

@@ -9,6 +9,8 @@ ASSAY_BEGIN_DECLS
 
 typedef enum gpu_qk { GPU_QK_Q, GPU_QK_K } gpu_qk;
 
+/* One number for each row of the norm: of each head, or of all heads together. */
+gpu_value gpu_qk_layernorm_rows(const gpu_model *m, gpu_arena *arena, gpu_qk which);
 /* y as described (this rank's heads); rstd in `keep`: one number for each row of the norm. */
 assay_status gpu_qk_layernorm_fwd(gpu_model *m, gpu_arena *keep, gpu_qk which, gpu_param *gamma, gpu_value *y,
                                   gpu_value *rstd, gpu_value *x);

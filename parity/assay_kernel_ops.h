@@ -301,6 +301,47 @@ enum {
     ASSAY_KERNEL_ATTR_QKV_SPLIT_BWD_HEAD_DIM = 2,
 };
 
+/* | `qkv_rope_fwd` | qkv act [T,(A+2*G)*D], cos F32 [P,h], sin F32 [P,h], position I64 [T] | | q_raw? act [T,A,D], k_raw? act [T,G,D], q act [T,A,D], k act [T,G,D], v act [T,G,D] | heads (A), groups (G), head_dim (D) |
+   sums: none */
+enum {
+    ASSAY_KERNEL_SLOT_QKV_ROPE_FWD_QKV = 0,
+    ASSAY_KERNEL_SLOT_QKV_ROPE_FWD_COS = 1,
+    ASSAY_KERNEL_SLOT_QKV_ROPE_FWD_SIN = 2,
+    ASSAY_KERNEL_SLOT_QKV_ROPE_FWD_POSITION = 3,
+    ASSAY_KERNEL_SLOT_QKV_ROPE_FWD_Q_RAW = 4,
+    ASSAY_KERNEL_SLOT_QKV_ROPE_FWD_K_RAW = 5,
+    ASSAY_KERNEL_SLOT_QKV_ROPE_FWD_Q = 6,
+    ASSAY_KERNEL_SLOT_QKV_ROPE_FWD_K = 7,
+    ASSAY_KERNEL_SLOT_QKV_ROPE_FWD_V = 8,
+    ASSAY_KERNEL_ATTR_QKV_ROPE_FWD_HEADS = 0,
+    ASSAY_KERNEL_ATTR_QKV_ROPE_FWD_GROUPS = 1,
+    ASSAY_KERNEL_ATTR_QKV_ROPE_FWD_HEAD_DIM = 2,
+};
+
+/* | `qkv_norm_rope_fwd` | q_gamma par [D], k_gamma par [D], qkv act [T,(A+2*G)*D], cos F32 [P,h], sin F32 [P,h], position I64 [T] | | q_raw act [T,A,D], k_raw act [T,G,D], q_norm? act [T,A,D], k_norm? act [T,G,D], q_rstd F32 [T,A], k_rstd F32 [T,G], q act [T,A,D], k act [T,G,D], v act [T,G,D] | heads (A), groups (G), head_dim (D), eps |
+   sums: q_norm: D; k_norm: D; q_rstd: D; k_rstd: D; q: D; k: D */
+enum {
+    ASSAY_KERNEL_SLOT_QKV_NORM_ROPE_FWD_Q_GAMMA = 0,
+    ASSAY_KERNEL_SLOT_QKV_NORM_ROPE_FWD_K_GAMMA = 1,
+    ASSAY_KERNEL_SLOT_QKV_NORM_ROPE_FWD_QKV = 2,
+    ASSAY_KERNEL_SLOT_QKV_NORM_ROPE_FWD_COS = 3,
+    ASSAY_KERNEL_SLOT_QKV_NORM_ROPE_FWD_SIN = 4,
+    ASSAY_KERNEL_SLOT_QKV_NORM_ROPE_FWD_POSITION = 5,
+    ASSAY_KERNEL_SLOT_QKV_NORM_ROPE_FWD_Q_RAW = 6,
+    ASSAY_KERNEL_SLOT_QKV_NORM_ROPE_FWD_K_RAW = 7,
+    ASSAY_KERNEL_SLOT_QKV_NORM_ROPE_FWD_Q_NORM = 8,
+    ASSAY_KERNEL_SLOT_QKV_NORM_ROPE_FWD_K_NORM = 9,
+    ASSAY_KERNEL_SLOT_QKV_NORM_ROPE_FWD_Q_RSTD = 10,
+    ASSAY_KERNEL_SLOT_QKV_NORM_ROPE_FWD_K_RSTD = 11,
+    ASSAY_KERNEL_SLOT_QKV_NORM_ROPE_FWD_Q = 12,
+    ASSAY_KERNEL_SLOT_QKV_NORM_ROPE_FWD_K = 13,
+    ASSAY_KERNEL_SLOT_QKV_NORM_ROPE_FWD_V = 14,
+    ASSAY_KERNEL_ATTR_QKV_NORM_ROPE_FWD_HEADS = 0,
+    ASSAY_KERNEL_ATTR_QKV_NORM_ROPE_FWD_GROUPS = 1,
+    ASSAY_KERNEL_ATTR_QKV_NORM_ROPE_FWD_HEAD_DIM = 2,
+    ASSAY_KERNEL_ATTR_QKV_NORM_ROPE_FWD_EPS = 3,
+};
+
 /* | `attention_merge` | o_a float [T,A,D], lse_a F32 [T,A], o_b act [T,A,D], lse_b F32 [T,A] | | o =dtype [T,A,D], lse F32 [T,A] | heads (A), head_dim (D), dtype = act |
    sums: none */
 enum {

@@ -63,7 +63,7 @@ typedef struct ref_choices {
 enum { REF_REPLAY_CHOICES = 2 };
 typedef struct ref_replay_result {
     int n_outputs;
-    ref_value outputs[8]; /* arrays owned by the result */
+    ref_value outputs[12]; /* arrays owned by the result */
     int n_choices;
     ref_choices choices[REF_REPLAY_CHOICES]; /* of the outputs of kind CHOICE, in their order */
     /* of them all; which row and which experts: of the first that has an inadmissible one */

@@ -2,6 +2,9 @@
 #include "ref/bounds/foreign.h"
 #include "ref/replay_context.h"
 
+#include <stdlib.h>
+#include <string.h>
+
 typedef struct attention_inputs {
     ref_attention_desc desc;
     const ref_value *q, *k, *v;
@@ -168,6 +171,130 @@ static assay_status qkv_split_bwd(const replay *r)
     return ASSAY_OK;
 }
 
+/* --- split, norm and rope in one launch --------------------------------------------------------------------- */
+typedef struct qkv_call {
+    const ref_value *qkv, *cos, *sin, *position;
+    int64_t t, heads, groups, dim, half;
+    double *raw[2]; /* heads of q and of k before anything is done to them: exact */
+} qkv_call;
+
+static assay_status qkv_call_of(const replay *r, qkv_call *c)
+{
+    int64_t table_rows;
+    ASSAY_TRY(replay_real(r, "qkv", -1, &c->qkv));
+    ASSAY_TRY(
+        split_sizes(r, replay_candidate(r, "q"), replay_candidate(r, "k"), &c->heads, &c->groups, &c->dim));
+    ASSAY_TRY(replay_divide(r, c->qkv, (c->heads + 2 * c->groups) * c->dim, &c->t));
+    if (c->dim == 0)
+        c->t = 0;
+    ASSAY_TRY(replay_real(r, "cos", -1, &c->cos));
+    ASSAY_TRY(replay_real(r, "sin", c->cos->count, &c->sin));
+    ASSAY_TRY(replay_integer(r, "position", c->t, &c->position));
+    c->half = replay_columns(c->cos);
+    ASSAY_TRY(replay_divide(r, c->cos, c->half, &table_rows));
+    ASSAY_CHECK(c->half >= 0 && c->half <= c->dim / 2, ASSAY_INVALID_ARGUMENT,
+                "%s: slot cos: %lld frequencies do not fit heads of %lld", r->op, (long long)c->half,
+                (long long)c->dim);
+    return replay_range(r, c->position, 0, table_rows - 1);
+}
+
+/* Heads before they turn: an output where the candidate has it. */
+static assay_status raw_out(const replay *r, const char *slot, const double *raw, int64_t count,
+                            assay_dtype dtype)
+{
+    double *out;
+    if (replay_candidate(r, slot) == NULL)
+        return ASSAY_OK;
+    ASSAY_TRY(replay_out_exact(r, slot, count, dtype, &out));
+    memcpy(out, raw, (size_t)count * sizeof *out);
+    return ASSAY_OK;
+}
+
+/* Needs room for t (heads + groups) dim numbers in c->raw[0]. */
+static assay_status split(const replay *r, qkv_call *c)
+{
+    double *v;
+    const int64_t nq = c->t * c->heads * c->dim, nk = c->t * c->groups * c->dim;
+    c->raw[1] = c->raw[0] + nq;
+    ASSAY_TRY(replay_out_exact(r, "v", nk, c->qkv->dtype, &v));
+    ref_qkv_split_fwd(c->raw[0], c->raw[1], v, c->qkv->value, c->t, c->heads, c->groups, c->dim);
+    ASSAY_TRY(raw_out(r, "q_raw", c->raw[0], nq, c->qkv->dtype));
+    return raw_out(r, "k_raw", c->raw[1], nk, c->qkv->dtype);
+}
+
+static assay_status turned(const replay *r, const qkv_call *c, int which, const double *x, const double *xb)
+{
+    const int64_t n = which == 0 ? c->heads : c->groups;
+    ref_pair y;
+    ASSAY_TRY(replay_out_real(r, which == 0 ? "q" : "k", c->t * n * c->dim, c->qkv->dtype, "rotation", &y));
+    if (xb)
+        ref_bound_rope_of(y, x, xb, c->cos->value, c->sin->value, c->position->ivalue, 2 * c->half, c->t, n,
+                          c->dim, &r->d);
+    else
+        ref_bound_rope(y, x, c->cos->value, c->sin->value, c->position->ivalue, 2 * c->half, c->t, n, c->dim,
+                       1.0, &r->d);
+    return ASSAY_OK;
+}
+
+/* What rope reads is the candidate's own norm where it is declared to be stored first, and the norm with its bound where it is not;
+ * inside: room for values and bounds of a norm. */
+static assay_status normed(const replay *r, const qkv_call *c, int which, double *inside)
+{
+    static const char *const gamma_slot[] = {"q_gamma", "k_gamma"}, *const norm_slot[] = {"q_norm", "k_norm"},
+                             *const rstd_slot[] = {"q_rstd", "k_rstd"};
+    const int64_t rows = c->t * (which == 0 ? c->heads : c->groups), count = rows * c->dim;
+    const ref_value *gamma, *stored = replay_candidate(r, norm_slot[which]);
+    const bool reads_stored = r->arith->rounding & ASSAY_ROUND_NORM;
+    double eps;
+    ref_pair y, rstd;
+    ASSAY_TRY(replay_attr_double(r, "eps", &eps));
+    ASSAY_TRY(replay_real(r, gamma_slot[which], c->dim, &gamma));
+    ASSAY_TRY(replay_out_real(r, rstd_slot[which], rows, ASSAY_F32, "sum of squares", &rstd));
+    if (stored) {
+        ASSAY_TRY(replay_out_real(r, norm_slot[which], count, c->qkv->dtype, "sum of squares", &y));
+        ref_bound_rmsnorm_fwd(y, rstd, c->raw[which], gamma->value, eps, rows, c->dim, &r->d);
+    }
+    if (!reads_stored) {
+        const ref_pair unrounded = {inside, inside + count, false};
+        ref_bound_rmsnorm_fwd(unrounded, rstd, c->raw[which], gamma->value, eps, rows, c->dim, &r->d);
+        return turned(r, c, which, inside, inside + count);
+    }
+    ASSAY_CHECK(stored && stored->count == count && (stored->value || count == 0), ASSAY_INVALID_ARGUMENT,
+                "%s: rope is declared to read the norm as it is stored: expected an output %s of %lld "
+                "elements, found %s",
+                r->op, norm_slot[which], (long long)count, stored ? "another size" : "none");
+    return turned(r, c, which, stored->value, NULL);
+}
+
+static assay_status qkv_rope(const replay *r, bool norm)
+{
+    qkv_call c = {.qkv = NULL};
+    assay_status st = ASSAY_OK;
+    ASSAY_TRY(qkv_call_of(r, &c));
+    const size_t numbers = (size_t)(c.t * (c.heads + c.groups) * c.dim),
+                 widest = (size_t)(2 * c.t * (c.heads > c.groups ? c.heads : c.groups) * c.dim);
+    double *room = malloc((numbers + widest + 1) * sizeof *room), *inside = room ? room + numbers : NULL;
+    ASSAY_CHECK(room, ASSAY_OUT_OF_MEMORY, "%s: %lld rows", r->op, (long long)c.t);
+    c.raw[0] = room;
+    ASSAY_TRY_GOTO(split(r, &c), st, done);
+    for (int which = 0; which < 2; which++)
+        ASSAY_TRY_GOTO(norm ? normed(r, &c, which, inside) : turned(r, &c, which, c.raw[which], NULL), st,
+                       done);
+done:
+    free(room);
+    return st;
+}
+
+static assay_status qkv_rope_fwd(const replay *r)
+{
+    return qkv_rope(r, false);
+}
+
+static assay_status qkv_norm_rope_fwd(const replay *r)
+{
+    return qkv_rope(r, true);
+}
+
 static assay_status attention_merge(const replay *r)
 {
     const ref_value *o_a, *lse_a, *o_b, *lse_b;
@@ -215,8 +342,9 @@ static assay_status unpack_heads(const replay *r)
 }
 
 const replay_row replay_attention_table[] = {
-    {"attention_merge", attention_merge}, {"pack_heads", pack_heads},
-    {"unpack_heads", unpack_heads},       {"attention_fwd", attention_fwd},
-    {"attention_bwd", attention_bwd},     {"qkv_split_fwd", qkv_split_fwd},
-    {"qkv_split_bwd", qkv_split_bwd},     {NULL, NULL},
+    {"attention_merge", attention_merge},     {"pack_heads", pack_heads},
+    {"unpack_heads", unpack_heads},           {"attention_fwd", attention_fwd},
+    {"attention_bwd", attention_bwd},         {"qkv_split_fwd", qkv_split_fwd},
+    {"qkv_split_bwd", qkv_split_bwd},         {"qkv_rope_fwd", qkv_rope_fwd},
+    {"qkv_norm_rope_fwd", qkv_norm_rope_fwd}, {NULL, NULL},
 };

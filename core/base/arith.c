@@ -25,6 +25,7 @@ static const struct {
     {ASSAY_ROUND_EVERY, "every"},
     {ASSAY_ROUND_STATISTICS, "statistics"},
     {ASSAY_ROUND_RESIDUAL, "residual"},
+    {ASSAY_ROUND_NORM, "norm"},
 };
 enum { ROUNDING_COUNT = sizeof roundings / sizeof roundings[0] };
 

@@ -31,7 +31,7 @@ enum {
 };
 
 /* Places inside an operation where an intermediate result is stored in the dtype of the operation's first output.  Our engine
- * has the last one alone; modules of PyTorch have others, and an operation is judged by what it declares. */
+ * has the last two alone; modules of PyTorch have others, and an operation is judged by what it declares. */
 typedef enum {
     ASSAY_ROUND_BEFORE_GAMMA = 1, /* rmsnorm: x rstd, before gamma multiplies */
     ASSAY_ROUND_BEFORE_UP = 2,    /* swiglu: gate sigmoid(gate), before up multiplies */
@@ -43,7 +43,8 @@ typedef enum {
     ASSAY_ROUND_TIES = 128,        /* router_fwd: no rounding; of equal keys any may be taken */
     ASSAY_ROUND_EVERY = 256,       /* adamw: every intermediate result */
     ASSAY_ROUND_STATISTICS = 512,  /* layernorm_bwd: mean and rstd, as the forward kept them */
-    ASSAY_ROUND_RESIDUAL = 1024    /* add_rmsnorm_fwd: the sum, before the norm reads it */
+    ASSAY_ROUND_RESIDUAL = 1024,   /* add_rmsnorm_fwd: the sum, before the norm reads it */
+    ASSAY_ROUND_NORM = 2048        /* qkv_norm_rope_fwd: the norm, before it is rotated */
 } assay_rounding;
 
 typedef struct assay_arith {

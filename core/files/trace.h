@@ -75,7 +75,7 @@ typedef struct assay_trace_slot {
     int64_t tensor; /* record id on the same rank */
 } assay_trace_slot;
 
-enum { ASSAY_TRACE_INTERNAL = 4, ASSAY_TRACE_PARTS = 4 };
+enum { ASSAY_TRACE_INTERNAL = 4, ASSAY_TRACE_PARTS = 6 };
 typedef struct assay_trace_op {
     int64_t sequence;          /* order of execution on this rank */
     char op[48];               /* rmsnorm_fwd ... docs/OPS.md */

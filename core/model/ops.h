@@ -69,11 +69,11 @@ typedef struct assay_op_attr {
 } assay_op_attr;
 
 enum {
-    ASSAY_OP_SLOTS = 12,
+    ASSAY_OP_SLOTS = 16,
     ASSAY_OP_ATTRS = 20,
     ASSAY_OP_SYMBOLS = 20,
     ASSAY_OP_DIMS = 8,
-    ASSAY_OP_PARTS = 4
+    ASSAY_OP_PARTS = 6
 };
 
 /* An operation that a fused one does.  `slots`: "y=residual": the part's slot y is the whole's slot residual; slots and attributes

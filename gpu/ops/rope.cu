@@ -5,6 +5,7 @@
  *
  *   k1  fwd, bwd: one thread for eight pairs; the same arithmetic */
 #include "core/model/config.h"
+#include "gpu/ops/rope.cuh"
 #include "gpu/vector.cuh"
 
 typedef struct rope_desc {
@@ -55,9 +56,10 @@ __global__ void rope_k0(T *y, const T *x, const float *cos_table, const float *s
         }
         const int64_t entry = position[row / heads] * pairs + i;
         const float c = cos_table[entry], s = sign * sin_table[entry];
-        const float a = gpu_load(x + row * d + i), b = gpu_load(x + row * d + pairs + i);
-        gpu_store(y + row * d + i, a * c - b * s);
-        gpu_store(y + row * d + pairs + i, b * c + a * s);
+        float a = gpu_load(x + row * d + i), b = gpu_load(x + row * d + pairs + i);
+        rope_turn(a, b, c, s);
+        gpu_store(y + row * d + i, a);
+        gpu_store(y + row * d + pairs + i, b);
     }
 }
 
@@ -75,11 +77,8 @@ __global__ void rope_k1(T *y, const T *x, const float *cos_table, const float *s
             gpu_load_n(a, x + at);
             gpu_load_n(c, cos_table + entry);
             gpu_load_n(s, sin_table + entry);
-            for (int j = 0; j < GPU_EIGHT; ++j) {
-                const float turn = sign * s[j], first = a[j] * c[j] - b[j] * turn;
-                b[j] = b[j] * c[j] + a[j] * turn;
-                a[j] = first;
-            }
+            for (int j = 0; j < GPU_EIGHT; ++j)
+                rope_turn(a[j], b[j], c[j], sign * s[j]);
             gpu_store_n(y + at, a);
         }
         gpu_store_n(y + at + pairs, b); /* turned, or as it was */

@@ -37,6 +37,8 @@ bool parity_exact_is_free(const char *op, const char *slot, int64_t i, int64_t c
 {
     if (strcmp(op, "add_rmsnorm_fwd") == 0)
         return strcmp(slot, "residual") != 0;
+    if (strcmp(op, "qkv_norm_rope_fwd") == 0)
+        return strcmp(slot, "q_raw") != 0 && strcmp(slot, "k_raw") != 0 && strcmp(slot, "v") != 0;
     if (strcmp(op, "rmsnorm_fwd") == 0 || strcmp(op, "layernorm_fwd") == 0 ||
         strcmp(op, "rmsnorm_apply") == 0 || (strcmp(op, "attention_fwd") == 0 && strcmp(slot, "lse") == 0))
         return true;

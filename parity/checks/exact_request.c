@@ -144,6 +144,30 @@ static void add_rope(parity_ask *q, int64_t t, int64_t heads, int64_t d, int64_t
     }
 }
 
+/* The same in one launch with the split, and with a norm of each head between them: mean of squares 1 and eps 3, rstd is 1/2. */
+static void add_qkv_rope(parity_ask *q, int64_t t, int64_t heads, int64_t groups, int64_t d, int64_t rotary)
+{
+    const int64_t positions = 11;
+    int64_t position[32];
+    for (int64_t i = 0; i < t; i++)
+        position[i] = (i * 7 + 3) % positions;
+    for (int norm = 0; norm < 2; norm++) {
+        parity_ask_begin(q, norm ? "qkv_norm_rope_fwd" : "qkv_rope_fwd");
+        if (norm) {
+            parity_ask_real(q, "q_gamma", q->act, 1, &d, parity_lattice);
+            parity_ask_real(q, "k_gamma", q->act, 1, &d, parity_lattice);
+        }
+        parity_ask_2d(q, "qkv", q->act, t, (heads + 2 * groups) * d, norm ? parity_sign : parity_unique);
+        parity_ask_2d(q, "cos", ASSAY_F32, positions, rotary / 2, quarter_cos);
+        parity_ask_2d(q, "sin", ASSAY_F32, positions, rotary / 2, quarter_sin);
+        parity_ask_i64(q, "position", t, position);
+        split_attrs(q, heads, groups, d);
+        if (norm)
+            parity_ask_real_attr(q, "eps", 3.0);
+        parity_ask_finish(q);
+    }
+}
+
 /* Rows out and back by index [t*k] and token_row [t,k]. */
 static void add_maps(parity_ask *q, int64_t t, int64_t k, int64_t h, const int64_t *index,
                      const int64_t *token_row)
@@ -385,6 +409,10 @@ static void add_moves(parity_ask *q)
     add_rope(q, 5, 3, 8, 8);
     add_rope(q, 7, 1, 8, 4);
     add_rope(q, 0, 2, 4, 4);
+    add_qkv_rope(q, 5, 3, 1, 16, 16);
+    add_qkv_rope(q, 3, 4, 2, 40, 16);
+    add_qkv_rope(q, 7, 2, 2, 6, 4);
+    add_qkv_rope(q, 0, 2, 1, 16, 16);
     add_rows(q, 7, 2, 5);
     add_rows(q, 1, 1, 1);
     add_rows(q, 0, 2, 3);

@@ -44,6 +44,49 @@ static bool wired(const assay_trace *t, const parity_fused *f, int part, char pr
     return true;
 }
 
+static const assay_trace_tensor *input_of(const assay_trace *t, const assay_trace_op *op, const char *slot)
+{
+    for (int i = 0; i < op->n_inputs; i++)
+        if (strcmp(op->inputs[i].slot, slot) == 0)
+            return assay_trace_tensor_by_id(t, op->rank, op->inputs[i].tensor);
+    return NULL;
+}
+
+/* What the whole takes once and two parts have under that name is the same in both: an input, an attribute. */
+static bool shared(const assay_trace *t, const parity_fused *f, int part, int before,
+                   char problem[PARITY_TEXT])
+{
+    const assay_trace_op *op = f->part[part], *other = f->part[before];
+    const char *key, *output;
+    json_t *value;
+    for (int i = 0; i < op->n_inputs; i++) {
+        const char *slot = op->inputs[i].slot, *whole = assay_op_part_slot(f->row, part, slot);
+        for (int k = 0; whole && k < other->n_inputs; k++) {
+            const char *theirs = assay_op_part_slot(f->row, before, other->inputs[k].slot);
+            const assay_trace_tensor *a = input_of(t, op, slot),
+                                     *b = input_of(t, other, other->inputs[k].slot);
+            if (theirs == NULL || strcmp(theirs, whole) != 0 ||
+                assay_op_part_source(f->row, part, slot, &output) >= 0 ||
+                (a && b && assay_trace_same_content(a, b)))
+                continue;
+            snprintf(problem, PARITY_TEXT,
+                     "%s: %s is expected to be one tensor for parts %d and %d: found two", f->row->name,
+                     whole, before, part);
+            return false;
+        }
+    }
+    json_object_foreach(op->attrs, key, value)
+    {
+        const json_t *theirs = json_object_get(other->attrs, key);
+        if (theirs == NULL || json_equal(theirs, value))
+            continue;
+        snprintf(problem, PARITY_TEXT, "%s: %s is expected to be one value for parts %d and %d: found two",
+                 f->row->name, key, before, part);
+        return false;
+    }
+    return true;
+}
+
 bool parity_fused_find(const assay_trace *t, int rank, int64_t index, parity_fused *out,
                        char problem[PARITY_TEXT])
 {
@@ -70,9 +113,13 @@ bool parity_fused_find(const assay_trace *t, int rank, int64_t index, parity_fus
         }
         out->part[k] = part;
     }
-    for (int k = 1; k < out->n; k++)
+    for (int k = 1; k < out->n; k++) {
         if (!wired(t, out, k, problem))
             return false;
+        for (int before = 0; before < k; before++)
+            if (!shared(t, out, k, before, problem))
+                return false;
+    }
     return true;
 }
 
@@ -93,7 +140,15 @@ bool parity_fused_reads_internal(const parity_fused *f)
 }
 
 /* --- the whole ---------------------------------------------------------------------------------------------- */
-/* Values of a part, under the whole's names; those of inputs that an earlier part made are left out. */
+static bool is_there(const ref_value *values, int n, const char *slot)
+{
+    for (int i = 0; i < n; i++)
+        if (strcmp(values[i].slot, slot) == 0)
+            return true;
+    return false;
+}
+
+/* Values of a part, under the whole's names; those of inputs that an earlier part made or has are left out. */
 static assay_status take_slots(const assay_trace *t, const parity_fused *f, int part, bool inputs,
                                ref_value *values, int *n, parity_result *problem)
 {
@@ -102,7 +157,7 @@ static assay_status take_slots(const assay_trace *t, const parity_fused *f, int 
     assay_status st = parity_read_slots(t, f->part[part], inputs, own, &n_own, problem);
     for (int i = 0; i < n_own; i++) {
         const char *output, *slot = assay_op_part_slot(f->row, part, own[i].slot);
-        const bool inside = slot == NULL || *n == ASSAY_MAX_SLOTS ||
+        const bool inside = slot == NULL || *n == ASSAY_MAX_SLOTS || is_there(values, *n, slot) ||
                             (inputs && assay_op_part_source(f->row, part, own[i].slot, &output) >= 0);
         if (inside || st != ASSAY_OK) {
             parity_value_free(&own[i]);

@@ -34,6 +34,8 @@ const parity_ask_sweep_row parity_ask_sweep_table[] = {
     {"attention_bwd", {"Sq,Sk", "-D,Dv"}},
     {"qkv_split_fwd", {"T", "+D"}},
     {"qkv_split_bwd", {"T", "+D"}},
+    {"qkv_rope_fwd", {"T", "+G"}},
+    {"qkv_norm_rope_fwd", {"T", "+G"}},
     {"attention_merge", {"T", "+D"}},
     {"pack_heads", {"T", "+D"}},
     {"unpack_heads", {"T", "+D"}},

@@ -287,7 +287,8 @@ static const struct {
               {ASSAY_ROUND_PARTIAL_SUMS, "partial_sums"},
               {ASSAY_ROUND_EVERY, "every"},
               {ASSAY_ROUND_STATISTICS, "statistics"},
-              {ASSAY_ROUND_RESIDUAL, "residual"}};
+              {ASSAY_ROUND_RESIDUAL, "residual"},
+              {ASSAY_ROUND_NORM, "norm"}};
 enum { N_POINTS = sizeof points / sizeof *points };
 
 unsigned suspect_roundings(const char *op)
@@ -298,6 +299,8 @@ unsigned suspect_roundings(const char *op)
     } rows[] = {{"rmsnorm_fwd", ASSAY_ROUND_BEFORE_GAMMA},
                 {"rmsnorm_bwd", ASSAY_ROUND_BEFORE_GAMMA},
                 {"add_rmsnorm_fwd", ASSAY_ROUND_BEFORE_GAMMA | ASSAY_ROUND_RESIDUAL},
+                {"qkv_rope_fwd", ASSAY_ROUND_PRODUCTS},
+                {"qkv_norm_rope_fwd", ASSAY_ROUND_BEFORE_GAMMA | ASSAY_ROUND_PRODUCTS | ASSAY_ROUND_NORM},
                 {"swiglu_fwd", ASSAY_ROUND_BEFORE_UP},
                 {"swiglu_bwd", ASSAY_ROUND_BEFORE_UP},
                 {"rope_fwd", ASSAY_ROUND_PRODUCTS},

@@ -59,7 +59,7 @@ static assay_status turn_recompute(const parity_task_state *s, assay_train_optio
 /* A fused operation has the bits of its parts: each runs by itself. */
 static assay_status turn_fusion(const parity_task_state *s, assay_train_options *o, bool *any)
 {
-    static const char *const families[] = {"residual_norm", "router_balanced"};
+    static const char *const families[] = {"residual_norm", "router_balanced", "qkv_rope"};
     const json_t *variants = json_object_get(s->e->doctor, "variants");
     size_t n = 0;
     for (size_t i = 0; i < sizeof families / sizeof *families; i++)

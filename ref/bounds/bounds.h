@@ -117,6 +117,10 @@ void ref_bound_rope_table(ref_pair cos_table, ref_pair sin_table, const ref_rope
 void ref_bound_rope(ref_pair y, const double *x, const double *cos_table, const double *sin_table,
                     const int64_t *position, int64_t rotary_dim, int64_t t, int64_t heads, int64_t dim,
                     double sign, const ref_declared *d);
+/* Forward, of numbers x with bounds xb: they go through the rotation. */
+void ref_bound_rope_of(ref_pair y, const double *x, const double *xb, const double *cos_table,
+                       const double *sin_table, const int64_t *position, int64_t rotary_dim, int64_t t,
+                       int64_t heads, int64_t dim, const ref_declared *d);
 /* Ascending rows onto the old value or beside it: the larger of both. */
 assay_status ref_bound_embedding_bwd(ref_pair dweight, const double *dy, const int64_t *ids,
                                      const double *old, int64_t vocab_start, int64_t t, int64_t v, int64_t h,

@@ -293,6 +293,36 @@ static void rope_stored_row(ref_pair y, int64_t at, const double *x, const doubl
     }
 }
 
+/* One number with its bound of a head that turns: j of the first half, or of the second. */
+static ref_iv rope_of(const double *x, const double *xb, double c, double s, int64_t j, int64_t half,
+                      bool second, const ref_declared *d)
+{
+    const ref_num *n = &d->num;
+    const ref_iv a = {x[j], xb[j]}, b = {x[half + j], xb[half + j]}, cj = iv_exact(c), sj = iv_exact(s);
+    const ref_iv kept = ref_stored(d, ASSAY_ROUND_PRODUCTS, iv_mul(n, second ? b : a, cj)),
+                 turned = ref_stored(d, ASSAY_ROUND_PRODUCTS, iv_mul(n, second ? a : b, sj));
+    return second ? iv_add(n, kept, turned) : iv_sub(n, kept, turned);
+}
+
+void ref_bound_rope_of(ref_pair y, const double *x, const double *xb, const double *cos_table,
+                       const double *sin_table, const int64_t *position, int64_t rotary_dim, int64_t t,
+                       int64_t heads, int64_t dim, const ref_declared *d)
+{
+    const int64_t half = rotary_dim / 2;
+    for (int64_t i = 0; i < t * heads; i++) {
+        const int64_t at = i * dim, row = position[i / heads] * half;
+        for (int64_t j = 0; j < rotary_dim; j++) {
+            const int64_t entry = row + j % half;
+            ref_pair_set(
+                y, at + j,
+                rope_of(x + at, xb + at, cos_table[entry], sin_table[entry], j % half, half, j >= half, d),
+                &d->num);
+        }
+        for (int64_t j = rotary_dim; j < dim; j++)
+            ref_pair_set(y, at + j, (ref_iv){x[at + j], xb[at + j]}, &d->num);
+    }
+}
+
 void ref_bound_rope(ref_pair y, const double *x, const double *cos_table, const double *sin_table,
                     const int64_t *position, int64_t rotary_dim, int64_t t, int64_t heads, int64_t dim,
                     double sign, const ref_declared *d)

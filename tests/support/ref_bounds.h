@@ -44,7 +44,7 @@ typedef struct trial {
     const char *op;
     json_t *attrs;
     assay_arith arith;
-    ref_value in[16], out[8];
+    ref_value in[16], out[16];
     int n_in, n_out;
     ref_replay_result result;
     double worst;  /* largest ratio of the last judgement */
