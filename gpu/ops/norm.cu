@@ -8,10 +8,13 @@
  *   k2  the same lanes, eight elements at a time; dgamma, from 256      fp32, trees
  *       rows on: 256 chains for each column, 8 in a block, whose sums
  *       are joined by a second launch
+ *   k3  of the backward: dy and x are read once, by 16 threads a row     fp32, trees
+ *       (up to 128 columns) to 256; dgamma in registers beside dx
+ *       (gpu/ops/norm_once.cuh).  Up to 16384 columns in bf16, 8192
+ *       in fp32.
  *
  * No atomics. */
-#include "gpu/ops/norm.cuh"
-#include "gpu/vector.cuh"
+#include "gpu/ops/norm_once.cuh"
 
 template <class T>
 __global__ void rmsnorm_fwd_k0(T *y, float *rstd, const T *x, const T *gamma, float eps, int64_t t, int64_t h)
@@ -307,6 +310,8 @@ static cudaError_t launch_bwd(int variant, const norm_bwd_args *a, float *partia
 {
     if (variant == 0)
         return launch_bwd_k0<T>(a, stream);
+    if (variant == 3)
+        return launch_bwd_once<T, false>(a, partial, stream);
     if (variant == 2)
         return GPU_BY_LANES(gpu_row_lanes(a->h), launch_bwd_k2, T, a, partial, stream);
     return GPU_BY_LANES(gpu_row_lanes(a->h), launch_bwd_k1, T, a, stream);
@@ -362,9 +367,10 @@ static assay_status rmsnorm_bwd(const gpu_work *w)
     ASSAY_TRY(gpu_check_count(op, "rstd", rstd, t));
     if (gpu_tensor_present(dgamma))
         ASSAY_TRY(gpu_check_count(op, "dgamma", dgamma, h));
-    const norm_bwd_args a = {dx, dgamma, dy, x, gamma, rstd, {}, 0.0f, t, h};
-    if (w->variant == 2)
-        ASSAY_TRY(gpu_check_workspace(op, w->ctx, slices_bytes(w->ctx, w->o)));
+    const norm_bwd_args a = {dx, dgamma, dy, x, gamma, rstd, {}, 0.0f, t, h, {}, {}};
+    if (w->variant >= 2)
+        ASSAY_TRY(gpu_check_workspace(
+            op, w->ctx, w->variant == 3 ? norm_once_workspace(w->ctx, w->o) : slices_bytes(w->ctx, w->o)));
     if (t > 0 && h > 0)
         GPU_LAUNCHED(GPU_BY_ACT(x.dtype, launch_bwd, w->variant, &a, (float *)w->ctx->workspace, w->stream),
                      op);
@@ -403,5 +409,7 @@ GPU_LADDER(rmsnorm_bwd) = {
                 GPU_ADAPTS("dx", GPU_TREE(32, 0), norm_row_lanes, LANES_ADAPT),
                 GPU_ADAPTS("dgamma", GPU_TREE(SLICES *SLICE_ROWS, 0), norm_slices,
                            "below 256 rows 32 chains, 8 up to H = 128")),
+    GPU_RUNG_IF("dy and x are read once: dgamma in registers beside dx", rmsnorm_bwd, norm_once_workspace,
+                norm_once_accepts, NULL, GPU_SM_80, NORM_ONCE_ROWS, NORM_ONCE_GAMMA),
     GPU_LADDER_END,
 };

@@ -1,9 +1,38 @@
 /* What the norm of whole rows and that of rows cut over ranks share: one element of dx, the gradient of gamma, the
- * lanes of a row. */
+ * lanes of a row, a row in registers. */
 #ifndef GPU_OPS_NORM_CUH
 #define GPU_OPS_NORM_CUH
 
-#include "gpu/device.cuh"
+#include "gpu/vector.cuh"
+
+/* Eight numbers in registers, as they are stored. */
+template <class T> struct norm_eight;
+template <> struct norm_eight<float> {
+    float value[GPU_EIGHT];
+    __device__ __forceinline__ void round(const float (&v)[GPU_EIGHT])
+    {
+        for (int j = 0; j < GPU_EIGHT; ++j)
+            value[j] = v[j];
+    }
+    __device__ __forceinline__ void get(float (&v)[GPU_EIGHT]) const
+    {
+        for (int j = 0; j < GPU_EIGHT; ++j)
+            v[j] = value[j];
+    }
+};
+template <> struct norm_eight<bf16> {
+    unsigned pair[GPU_EIGHT / 2];
+    __device__ __forceinline__ void round(const float (&v)[GPU_EIGHT])
+    {
+        for (int j = 0; j < GPU_EIGHT / 2; ++j)
+            pair[j] = gpu_pair(v[2 * j], v[2 * j + 1]);
+    }
+    __device__ __forceinline__ void get(float (&v)[GPU_EIGHT]) const
+    {
+        for (int j = 0; j < GPU_EIGHT / 2; ++j)
+            gpu_halves(v + 2 * j, pair[j]);
+    }
+};
 
 enum { NORM_CHAINS = 8 }; /* of dgamma, at least */
 
@@ -52,6 +81,7 @@ typedef struct norm_bwd_args {
     gpu_tensor dx, dgamma, dy, x, gamma, rstd, dot; /* dot: of a row whose other columns are elsewhere */
     float width;                                    /* of the whole row */
     int64_t t, h;
+    gpu_tensor y, dresidual; /* y = dresidual + dx */
 } norm_bwd_args;
 
 template <class T> static cudaError_t launch_dgamma_k0(const norm_bwd_args *a, cudaStream_t stream)
