@@ -22,8 +22,23 @@ static bool watched(const gpu_run *run, const gpu_call_args *parts, int n)
     return found;
 }
 
+/* An output that the whole need not have, a later part reads and nobody else looks at: the launch keeps it to itself. */
+static bool stays_inside(const gpu_run *run, const assay_op *op, const gpu_resolved *parts, int n,
+                         const char *slot)
+{
+    const assay_op_slot *row = assay_op_slot_find(op, slot, true);
+    bool read = false;
+    if (row == NULL || row->role != ASSAY_SLOT_OUT || !row->optional || run->trace || run->fault ||
+        run->substitute)
+        return false;
+    for (int k = 1; k < n; k++)
+        for (int i = 0; i < parts[k].n_in; i++)
+            read = read || strcmp(assay_op_part_slot(op, k, parts[k].in[i].slot), slot) == 0;
+    return read;
+}
+
 /* Operands of the whole from those of its parts; which inputs of a part the launch makes. */
-static assay_status join(gpu_resolved *whole, gpu_resolved *parts, int n)
+static assay_status join(const gpu_run *run, gpu_resolved *whole, gpu_resolved *parts, int n)
 {
     const assay_op *op = whole->o.op;
     for (int k = 0; k < n; k++) {
@@ -35,7 +50,8 @@ static assay_status join(gpu_resolved *whole, gpu_resolved *parts, int n)
             const gpu_call_operand *v = i < c->n_in ? &c->in[i] : &c->out[i - c->n_in];
             const char *slot = assay_op_part_slot(op, k, v->slot);
             ASSAY_CHECK(slot, ASSAY_INTERNAL, "%s: no slot for %s of %s", op->name, v->slot, c->o.op->name);
-            gpu_operands_put(&whole->o, slot, v->value->t);
+            if (!stays_inside(run, op, parts, n, slot))
+                gpu_operands_put(&whole->o, slot, v->value->t);
             if (i < c->n_in)
                 c->made[i] = assay_op_part_source(op, k, v->slot, &output) >= 0;
         }
@@ -116,7 +132,7 @@ assay_status gpu_call_fused(gpu_run *run, const char *op, const gpu_call_args *p
     gpu_operands_init(&whole->o, row);
     for (int k = 0; k < n; k++)
         ASSAY_TRY_GOTO(gpu_call_prepare(run, &parts[k], &c[k]), st, done);
-    ASSAY_TRY_GOTO(join(whole, c, n), st, done);
+    ASSAY_TRY_GOTO(join(run, whole, c, n), st, done);
     if (run->dry)
         gpu_call_need(run, whole);
     if (run->dry || !pays(run, whole, c, n))

@@ -298,6 +298,7 @@ unsigned suspect_roundings(const char *op)
     } rows[] = {{"rmsnorm_fwd", ASSAY_ROUND_BEFORE_GAMMA},
                 {"rmsnorm_bwd", ASSAY_ROUND_BEFORE_GAMMA},
                 {"add_rmsnorm_fwd", ASSAY_ROUND_BEFORE_GAMMA | ASSAY_ROUND_RESIDUAL},
+                {"rmsnorm_bwd_add", ASSAY_ROUND_RESIDUAL},
                 {"swiglu_fwd", ASSAY_ROUND_BEFORE_UP},
                 {"swiglu_bwd", ASSAY_ROUND_BEFORE_UP},
                 {"rope_fwd", ASSAY_ROUND_PRODUCTS},
