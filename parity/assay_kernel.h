@@ -142,7 +142,8 @@ enum {
     ASSAY_KERNEL_ROUND_TIES = 128,
     ASSAY_KERNEL_ROUND_EVERY = 256,
     ASSAY_KERNEL_ROUND_STATISTICS = 512,
-    ASSAY_KERNEL_ROUND_RESIDUAL = 1024 /* add_rmsnorm_fwd: the norm reads the residual as it is stored; rmsnorm_bwd_add: dx is added so */
+    ASSAY_KERNEL_ROUND_RESIDUAL =
+        1024 /* add_rmsnorm_fwd: the norm reads the residual as it is stored; rmsnorm_bwd_add: dx is added so */
 };
 
 /* Declared arithmetic of an output: it selects the bound by which the output is judged. */

@@ -347,32 +347,17 @@ static size_t slices_bytes(const gpu_ctx *, const gpu_operands *o)
 
 static assay_status rmsnorm_bwd(const gpu_work *w)
 {
-    const gpu_tensor gamma = gpu_operand(w->o, "gamma"), rstd = gpu_operand(w->o, "rstd"),
-                     dgamma = gpu_operand(w->o, "dgamma");
-    const gpu_tensor x = norm_rows(gpu_operand(w->o, "x"), gamma),
-                     dy = norm_rows(gpu_operand(w->o, "dy"), gamma);
-    const gpu_tensor dx = norm_rows(gpu_operand(w->o, "dx"), gamma);
+    const norm_bwd_args a = norm_bwd_args_of(w->o);
     const char *op = "rmsnorm_bwd";
-    ASSAY_TRY(gpu_check_act(op, "x", x));
-    ASSAY_TRY(gpu_check_tensor(op, "dy", dy, x.dtype, x.dtype));
-    ASSAY_TRY(gpu_check_tensor(op, "gamma", gamma, x.dtype, x.dtype));
-    ASSAY_TRY(gpu_check_tensor(op, "rstd", rstd, ASSAY_F32, ASSAY_F32));
-    ASSAY_TRY(gpu_check_tensor(op, "dx", dx, x.dtype, x.dtype));
-    if (gpu_tensor_present(dgamma))
-        ASSAY_TRY(gpu_check_tensor(op, "dgamma", dgamma, ASSAY_F32, ASSAY_F32));
-    const int64_t h = gpu_tensor_count(gamma), t = gpu_tensor_row_count(x);
-    ASSAY_TRY(gpu_check_shape2(op, "x", x, t, h));
-    ASSAY_TRY(gpu_check_count(op, "dy", dy, t * h));
-    ASSAY_TRY(gpu_check_count(op, "dx", dx, t * h));
-    ASSAY_TRY(gpu_check_count(op, "rstd", rstd, t));
-    if (gpu_tensor_present(dgamma))
-        ASSAY_TRY(gpu_check_count(op, "dgamma", dgamma, h));
-    const norm_bwd_args a = {dx, dgamma, dy, x, gamma, rstd, {}, 0.0f, t, h, {}, {}};
+    ASSAY_TRY(norm_check_bwd(op, &a));
+    ASSAY_TRY(gpu_check_tensor(op, "dx", a.dx, a.x.dtype, a.x.dtype));
+    ASSAY_TRY(gpu_check_count(op, "dx", a.dx, a.t * a.h));
+    ASSAY_TRY(norm_check_dgamma(op, &a));
     if (w->variant >= 2)
         ASSAY_TRY(gpu_check_workspace(
             op, w->ctx, w->variant == 3 ? norm_once_workspace(w->ctx, w->o) : slices_bytes(w->ctx, w->o)));
-    if (t > 0 && h > 0)
-        GPU_LAUNCHED(GPU_BY_ACT(x.dtype, launch_bwd, w->variant, &a, (float *)w->ctx->workspace, w->stream),
+    if (a.t > 0 && a.h > 0)
+        GPU_LAUNCHED(GPU_BY_ACT(a.x.dtype, launch_bwd, w->variant, &a, (float *)w->ctx->workspace, w->stream),
                      op);
     return ASSAY_OK;
 }

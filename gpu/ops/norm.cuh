@@ -34,6 +34,12 @@ template <> struct norm_eight<bf16> {
     }
 };
 
+/* The pieces of a row of h columns that a thread of LANES has, at most EIGHTS: number k, columns i ... i+7. */
+#define NORM_EACH_PIECE(k, i, h)                                                                             \
+    GPU_UNROLL                                                                                               \
+    for (int k = 0, i = (int)(threadIdx.x % LANES) * GPU_EIGHT; k < EIGHTS; ++k, i += LANES * GPU_EIGHT)     \
+        if (i < (h))
+
 enum { NORM_CHAINS = 8 }; /* of dgamma, at least */
 
 /* One element of dx: rstd (g - xh mean(g xh)), g = dy gamma, xh = x rstd. */
@@ -116,6 +122,43 @@ static inline gpu_tensor norm_rows_of(gpu_tensor t, int64_t h)
 static inline gpu_tensor norm_rows(gpu_tensor t, gpu_tensor gamma)
 {
     return norm_rows_of(t, gpu_tensor_count(gamma));
+}
+
+/* What every backward has: gamma, dy, x, rstd, and the gradients that are there. */
+static inline norm_bwd_args norm_bwd_args_of(const gpu_operands *o)
+{
+    norm_bwd_args a = {};
+    a.gamma = gpu_operand(o, "gamma");
+    a.x = norm_rows(gpu_operand(o, "x"), a.gamma);
+    a.dy = norm_rows(gpu_operand(o, "dy"), a.gamma);
+    a.dx = norm_rows(gpu_operand(o, "dx"), a.gamma);
+    a.rstd = gpu_operand(o, "rstd");
+    a.dgamma = gpu_operand(o, "dgamma");
+    a.h = gpu_tensor_count(a.gamma);
+    a.t = gpu_tensor_row_count(a.x);
+    return a;
+}
+
+/* What every backward reads. */
+static inline assay_status norm_check_bwd(const char *op, const norm_bwd_args *a)
+{
+    const assay_dtype act = a->x.dtype;
+    ASSAY_TRY(gpu_check_act(op, "x", a->x));
+    ASSAY_TRY(gpu_check_tensor(op, "dy", a->dy, act, act));
+    ASSAY_TRY(gpu_check_tensor(op, "gamma", a->gamma, act, act));
+    ASSAY_TRY(gpu_check_tensor(op, "rstd", a->rstd, ASSAY_F32, ASSAY_F32));
+    ASSAY_TRY(gpu_check_shape2(op, "x", a->x, a->t, a->h));
+    ASSAY_TRY(gpu_check_count(op, "dy", a->dy, a->t * a->h));
+    return gpu_check_count(op, "rstd", a->rstd, a->t);
+}
+
+/* dgamma, where gamma is trained. */
+static inline assay_status norm_check_dgamma(const char *op, const norm_bwd_args *a)
+{
+    if (!gpu_tensor_present(a->dgamma))
+        return ASSAY_OK;
+    ASSAY_TRY(gpu_check_tensor(op, "dgamma", a->dgamma, ASSAY_F32, ASSAY_F32));
+    return gpu_check_count(op, "dgamma", a->dgamma, a->h);
 }
 
 static inline void norm_row_lanes(assay_arith *a, const gpu_ctx *, const gpu_operands *o)

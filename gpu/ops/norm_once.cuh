@@ -79,13 +79,9 @@ __device__ static __forceinline__ float norm_once_read(norm_eight<T> (&kept_d)[E
                                                        float (&dgamma)[EIGHTS][GPU_EIGHT], const T *dy,
                                                        const T *x, const T *gamma, norm_once_row row, int h)
 {
-    const int lane = (int)threadIdx.x % LANES;
     float d[GPU_EIGHT], v[GPU_EIGHT], g[GPU_EIGHT], sum = 0.0f;
-    GPU_UNROLL
-    for (int k = 0; k < EIGHTS; ++k) {
-        const int i = (k * LANES + lane) * GPU_EIGHT;
-        if (i >= h)
-            continue;
+    NORM_EACH_PIECE(k, i, h)
+    {
         gpu_load_n(d, dy + row.at + i);
         gpu_load_n(v, x + row.at + i);
         gpu_load_n(g, gamma + i);
@@ -106,13 +102,9 @@ __device__ static __forceinline__ void
 norm_once_write(T *dx, T *y, const T *dresidual, const norm_eight<T> (&kept_d)[EIGHTS],
                 const norm_eight<T> (&kept_x)[EIGHTS], const T *gamma, norm_once_row row, float mean, int h)
 {
-    const int lane = (int)threadIdx.x % LANES;
     float d[GPU_EIGHT], v[GPU_EIGHT], g[GPU_EIGHT];
-    GPU_UNROLL
-    for (int k = 0; k < EIGHTS; ++k) {
-        const int i = (k * LANES + lane) * GPU_EIGHT;
-        if (i >= h)
-            continue;
+    NORM_EACH_PIECE(k, i, h)
+    {
         kept_d[k].get(d);
         kept_x[k].get(v);
         gpu_load_n(g, gamma + i);
@@ -138,17 +130,14 @@ __device__ static __forceinline__ void norm_once_join(float *partial,
                                                       const float (&dgamma)[EIGHTS][GPU_EIGHT], int h)
 {
     constexpr int rows = GPU_BLOCK / LANES, columns = LANES * GPU_EIGHT;
-    const int lane = (int)threadIdx.x % LANES;
     float *out = partial + (int64_t)blockIdx.x * h;
     if constexpr (rows == 1) {
-        GPU_UNROLL
-        for (int k = 0; k < EIGHTS; ++k)
-            if ((k * LANES + lane) * GPU_EIGHT < h)
-                gpu_store_n(out + (k * LANES + lane) * GPU_EIGHT, dgamma[k]);
+        NORM_EACH_PIECE(k, i, h)
+        gpu_store_n(out + i, dgamma[k]);
     } else {
         GPU_SHARED_2D(float, chain, rows, columns);
         for (int j = 0; j < GPU_EIGHT; ++j)
-            chain[threadIdx.x / LANES][lane * GPU_EIGHT + j] = dgamma[0][j];
+            chain[threadIdx.x / LANES][threadIdx.x % LANES * GPU_EIGHT + j] = dgamma[0][j];
         __syncthreads();
         for (int c = (int)threadIdx.x; c < columns && c < h; c += GPU_BLOCK) {
             float joined[rows];

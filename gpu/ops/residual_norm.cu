@@ -49,22 +49,16 @@ __global__ void add_rmsnorm_fwd_k1(T *residual, T *y, float *rstd, const T *a, c
         norm_eight<T> kept[EIGHTS] = {};
         float v[GPU_EIGHT], g[GPU_EIGHT], sum = 0.0f;
         if (row < t) {
-            GPU_UNROLL
-            for (int k = 0; k < EIGHTS; ++k) {
-                const int i = (k * LANES + lane) * GPU_EIGHT;
-                if (i >= h)
-                    continue;
+            NORM_EACH_PIECE(k, i, h)
+            {
                 gpu_load_n(v, a + at + i);
                 gpu_load_n(g, b + at + i);
                 for (int j = 0; j < GPU_EIGHT; ++j)
                     v[j] = v[j] + g[j];
                 kept[k].round(v);
             }
-            GPU_UNROLL
-            for (int k = 0; k < EIGHTS; ++k) {
-                const int i = (k * LANES + lane) * GPU_EIGHT;
-                if (i >= h)
-                    continue;
+            NORM_EACH_PIECE(k, i, h)
+            {
                 kept[k].get(v);
                 gpu_store_n(residual + at + i, v);
                 for (int j = 0; i < whole && j < GPU_EIGHT; ++j)
@@ -79,11 +73,8 @@ __global__ void add_rmsnorm_fwd_k1(T *residual, T *y, float *rstd, const T *a, c
         if (row >= t)
             continue;
         const float r = 1.0f / sqrtf(sum / (float)h + eps);
-        GPU_UNROLL
-        for (int k = 0; k < EIGHTS; ++k) {
-            const int i = (k * LANES + lane) * GPU_EIGHT;
-            if (i >= h)
-                continue;
+        NORM_EACH_PIECE(k, i, h)
+        {
             kept[k].get(v);
             gpu_load_n(g, gamma + i);
             for (int j = 0; j < GPU_EIGHT; ++j)

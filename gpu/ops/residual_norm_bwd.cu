@@ -67,55 +67,31 @@ static assay_status check_apart(const char *op, const char *output, gpu_tensor t
     return ASSAY_OK;
 }
 
-static assay_status check_operands(const char *op, const norm_bwd_args *a)
-{
-    const assay_dtype act = a->x.dtype;
-    ASSAY_TRY(gpu_check_act(op, "x", a->x));
-    ASSAY_TRY(gpu_check_tensor(op, "dy", a->dy, act, act));
-    ASSAY_TRY(gpu_check_tensor(op, "gamma", a->gamma, act, act));
-    ASSAY_TRY(gpu_check_tensor(op, "dresidual", a->dresidual, act, act));
-    ASSAY_TRY(gpu_check_tensor(op, "rstd", a->rstd, ASSAY_F32, ASSAY_F32));
-    ASSAY_TRY(gpu_check_tensor(op, "y", a->y, act, act));
-    ASSAY_TRY(gpu_check_shape2(op, "x", a->x, a->t, a->h));
-    ASSAY_TRY(gpu_check_count(op, "dy", a->dy, a->t * a->h));
-    ASSAY_TRY(gpu_check_count(op, "dresidual", a->dresidual, a->t * a->h));
-    ASSAY_TRY(gpu_check_count(op, "y", a->y, a->t * a->h));
-    ASSAY_TRY(gpu_check_count(op, "rstd", a->rstd, a->t));
-    if (gpu_tensor_present(a->dx)) {
-        ASSAY_TRY(gpu_check_tensor(op, "dx", a->dx, act, act));
-        ASSAY_TRY(gpu_check_count(op, "dx", a->dx, a->t * a->h));
-    }
-    if (gpu_tensor_present(a->dgamma)) {
-        ASSAY_TRY(gpu_check_tensor(op, "dgamma", a->dgamma, ASSAY_F32, ASSAY_F32));
-        ASSAY_TRY(gpu_check_count(op, "dgamma", a->dgamma, a->h));
-    }
-    ASSAY_TRY(check_apart(op, "dx", a->dx, a));
-    ASSAY_TRY(check_apart(op, "y", a->y, a));
-    ASSAY_CHECK(a->t * a->h == 0 || a->y.data != a->dx.data, ASSAY_INVALID_ARGUMENT,
-                "%s: y: expected memory of its own, found that of dx", op);
-    return ASSAY_OK;
-}
-
 static assay_status rmsnorm_bwd_add(const gpu_work *w)
 {
     const char *op = "rmsnorm_bwd_add";
-    norm_bwd_args a = {};
-    a.gamma = gpu_operand(w->o, "gamma");
-    a.x = norm_rows(gpu_operand(w->o, "x"), a.gamma);
-    a.dy = norm_rows(gpu_operand(w->o, "dy"), a.gamma);
-    a.rstd = gpu_operand(w->o, "rstd");
+    norm_bwd_args a = norm_bwd_args_of(w->o);
     a.dresidual = norm_rows(gpu_operand(w->o, "dresidual"), a.gamma);
-    a.dx = norm_rows(gpu_operand(w->o, "dx"), a.gamma);
     a.y = norm_rows(gpu_operand(w->o, "y"), a.gamma);
-    a.dgamma = gpu_operand(w->o, "dgamma");
-    a.h = gpu_tensor_count(a.gamma);
-    a.t = gpu_tensor_row_count(a.x);
-    ASSAY_TRY(check_operands(op, &a));
+    const assay_dtype act = a.x.dtype;
+    ASSAY_TRY(norm_check_bwd(op, &a));
+    ASSAY_TRY(gpu_check_tensor(op, "dresidual", a.dresidual, act, act));
+    ASSAY_TRY(gpu_check_tensor(op, "y", a.y, act, act));
+    ASSAY_TRY(gpu_check_count(op, "dresidual", a.dresidual, a.t * a.h));
+    ASSAY_TRY(gpu_check_count(op, "y", a.y, a.t * a.h));
+    if (gpu_tensor_present(a.dx)) {
+        ASSAY_TRY(gpu_check_tensor(op, "dx", a.dx, act, act));
+        ASSAY_TRY(gpu_check_count(op, "dx", a.dx, a.t * a.h));
+    }
+    ASSAY_TRY(norm_check_dgamma(op, &a));
+    ASSAY_TRY(check_apart(op, "dx", a.dx, &a));
+    ASSAY_TRY(check_apart(op, "y", a.y, &a));
+    ASSAY_CHECK(a.t * a.h == 0 || a.y.data != a.dx.data, ASSAY_INVALID_ARGUMENT,
+                "%s: y: expected memory of its own, found that of dx", op);
     if (w->variant == 1)
         ASSAY_TRY(gpu_check_workspace(op, w->ctx, norm_once_workspace(w->ctx, w->o)));
     if (a.t > 0 && a.h > 0)
-        GPU_LAUNCHED(GPU_BY_ACT(a.x.dtype, launch, w->variant, &a, (float *)w->ctx->workspace, w->stream),
-                     op);
+        GPU_LAUNCHED(GPU_BY_ACT(act, launch, w->variant, &a, (float *)w->ctx->workspace, w->stream), op);
     return ASSAY_OK;
 }
 
