@@ -42,6 +42,8 @@ extern GPU_LADDER(grouped_linear_bwd_weight);
 /* rstd[t] = 1/sqrt(mean_h x[t,h]^2 + eps), y = gamma x rstd      y, x [T,H]  gamma [H]  rstd F32 [T]
  * Rows are as wide as gamma, however the extents of x are recorded.  y may be x.  Refused: eps below 0. */
 extern GPU_LADDER(rmsnorm_fwd);
+
+/* --- norm_bwd.cu -------------------------------------------------------------------------------------------- */
 /* g = dy gamma, xh = x rstd: dx = rstd (g - xh mean_h(g xh)), dgamma[h] += sum_t dy xh      dx, dy, x [T,H]  dgamma F32 [H]
  * dx may be dy or x: dgamma is made first, or a row is read before it is written.
  * Workspace of k2: F32 [32,H]; of k3: F32 [blocks,H], at most 256. */

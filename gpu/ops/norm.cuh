@@ -34,6 +34,14 @@ template <> struct norm_eight<bf16> {
     }
 };
 
+/* Columns in pieces of 8 LANES; what is left one by one, so that no lane has more than h / LANES terms, rounded up. */
+template <int LANES> __device__ static __forceinline__ int norm_whole(int h)
+{
+    return h / (GPU_EIGHT * LANES) * (GPU_EIGHT * LANES);
+}
+
+#define NORM_LANES_ADAPT "4 lanes up to H = 32, 8 up to 128"
+
 /* The pieces of a row of h columns that a thread of LANES has, at most EIGHTS: number k, columns i ... i+7. */
 #define NORM_EACH_PIECE(k, i, h)                                                                             \
     GPU_UNROLL                                                                                               \
@@ -159,6 +167,11 @@ static inline assay_status norm_check_dgamma(const char *op, const norm_bwd_args
         return ASSAY_OK;
     ASSAY_TRY(gpu_check_tensor(op, "dgamma", a->dgamma, ASSAY_F32, ASSAY_F32));
     return gpu_check_count(op, "dgamma", a->dgamma, a->h);
+}
+
+static inline bool norm_of_eights(const gpu_ctx *, const gpu_operands *o)
+{
+    return gpu_eights(o, gpu_tensor_count(gpu_operand(o, "gamma")));
 }
 
 static inline void norm_row_lanes(assay_arith *a, const gpu_ctx *, const gpu_operands *o)
