@@ -88,6 +88,33 @@ Test(gpu_residual_norm_bwd, has_the_bits_of_the_two_operations)
     gpu_ctx_destroy(&ctx);
 }
 
+/* 256 blocks take two rows at a time: rows of the third turn, which find the block's sums of the turns before, have the bits that they
+ * have in a call of their own. */
+Test(gpu_residual_norm_bwd, rows_of_later_turns_have_their_bits)
+{
+    enum { ROWS = 1100, COLUMNS = 264, ALONE = 5, FROM = ROWS - ALONE };
+    const int64_t d[3] = {ROWS, COLUMNS, 1};
+    gpu_ctx ctx;
+    op_call all, own;
+    open_ctx(&ctx);
+    call_begin(&all, &ctx, 5);
+    norm_bwd(&all, ASSAY_F32, ZERO_MEAN, d);
+    run_op(&all, "rmsnorm_bwd", ASSAY_F32);
+    call_begin(&own, &ctx, 1);
+    put_values(&own, "dy", ASSAY_F32, all.value[0] + FROM * COLUMNS, ALONE, COLUMNS);
+    put_values(&own, "x", ASSAY_F32, all.value[1] + FROM * COLUMNS, ALONE, COLUMNS);
+    put_values(&own, "gamma", ASSAY_F32, all.value[2], COLUMNS, -1);
+    put_values(&own, "rstd", ASSAY_F32, all.value[3] + FROM, ALONE, -1);
+    run_op(&own, "rmsnorm_bwd", ASSAY_F32);
+    cr_expect(all.declared.variant == 3 && own.declared.variant == 3);
+    const float *of_all = (const float *)output_of(&all, "dx")->data,
+                *of_own = (const float *)output_of(&own, "dx")->data;
+    cr_expect(memcmp(of_all + FROM * COLUMNS, of_own, sizeof *of_own * ALONE * COLUMNS) == 0);
+    call_end(&all);
+    call_end(&own);
+    gpu_ctx_destroy(&ctx);
+}
+
 /* Columns that are no multiple of eight, or more than a block's registers hold. */
 Test(gpu_residual_norm_bwd, other_widths_take_another_rung)
 {
