@@ -61,7 +61,9 @@ assay_status gpu_call(gpu_run *run, const gpu_call_args *args);
 
 /* The parts of the fused operation `op` (docs/OPS.md 10), in their order.  One launch does them where a kernel of it above k0 takes the
  * call, each part would run its highest rung (whose bits the kernel has), and no fault, rule or substitute is about a part; else
- * each is a call.  The records are those of the parts either way; those of one launch say so (`fused`). */
+ * each is a call.  The records are those of the parts either way; those of one launch say so (`fused`).
+ * What one part makes for another and the row of `op` calls optional is not stored where nobody records it: the caller does not read
+ * it. */
 assay_status gpu_call_fused(gpu_run *run, const char *op, const gpu_call_args *parts, int n);
 
 /* n calls of one operation as one list: records of each around one launch.  launch NULL: the operation's own (adamw, sumsq);

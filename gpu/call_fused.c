@@ -36,14 +36,22 @@ static assay_status join_attrs(gpu_resolved *whole, const gpu_resolved *part)
     return ASSAY_OK;
 }
 
-/* Whether somebody reads what only the launch itself needs: a record, or a fault. */
-static bool is_seen(const gpu_run *run, const gpu_resolved *part)
+/* An output that the whole need not have, a later part reads and nobody else looks at: the launch keeps it to itself. */
+static bool stays_inside(const gpu_run *run, const assay_op *op, const gpu_resolved *parts, int n,
+                         const char *slot)
 {
-    return part->recorded || run->fault != NULL;
+    const assay_op_slot *row = assay_op_slot_find(op, slot, true);
+    bool read = false;
+    if (row == NULL || row->role != ASSAY_SLOT_OUT || !row->optional || run->trace || run->fault ||
+        run->substitute)
+        return false;
+    for (int k = 1; k < n; k++)
+        for (int i = 0; i < parts[k].n_in; i++)
+            read = read || strcmp(assay_op_part_slot(op, k, parts[k].in[i].slot), slot) == 0;
+    return read;
 }
 
-/* Operands of the whole from those of its parts; which inputs of a part the launch makes.  Optional outputs are stored where they are
- * seen. */
+/* Operands of the whole from those of its parts; which inputs of a part the launch makes. */
 static assay_status join(const gpu_run *run, gpu_resolved *whole, gpu_resolved *parts, int n)
 {
     const assay_op *op = whole->o.op;
@@ -56,8 +64,7 @@ static assay_status join(const gpu_run *run, gpu_resolved *whole, gpu_resolved *
             const gpu_call_operand *v = i < c->n_in ? &c->in[i] : &c->out[i - c->n_in];
             const char *slot = assay_op_part_slot(op, k, v->slot);
             ASSAY_CHECK(slot, ASSAY_INTERNAL, "%s: no slot for %s of %s", op->name, v->slot, c->o.op->name);
-            const assay_op_slot *row = assay_op_slot_find(op, slot, true);
-            if (row == NULL || !row->optional || is_seen(run, c))
+            if (!stays_inside(run, op, parts, n, slot))
                 gpu_operands_put(&whole->o, slot, v->value->t);
             if (i < c->n_in)
                 c->made[i] = assay_op_part_source(op, k, v->slot, &output) >= 0;

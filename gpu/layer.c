@@ -73,13 +73,22 @@ static assay_status norm_fwd(gpu_model *m, gpu_microbatch_state *mb, const char 
                     GPU_NEW("rstd", rstd, gpu_token_rows(m, &mb->arena, m->sp)));
 }
 
-static assay_status norm_bwd(gpu_model *m, const char *at, gpu_param *gamma, gpu_value *dx, gpu_value *dy,
-                             gpu_value *x, gpu_value *rstd)
+/* The norm's backward and the residual's gradient, to which it adds its own: sum = dresidual + dx.  sum is made by its description, or
+ * there. */
+static assay_status norm_bwd_residual(gpu_model *m, const char *norm, const char *residual, gpu_param *gamma,
+                                      gpu_value *sum, gpu_value *dresidual, gpu_value *dy, gpu_value *x,
+                                      gpu_value *rstd)
 {
-    return GPU_CALL(m->run, "rmsnorm_bwd", at, GPU_T("dy", dy), GPU_T("x", x),
-                    GPU_T("gamma", gpu_param_use(m, gamma)), GPU_T("rstd", rstd),
-                    GPU_T("dgamma", gpu_param_grad(m, gamma)), GPU_F("eps", m->eps),
-                    GPU_NEW("dx", dx, gpu_tokens(m, &m->scratch, m->sp, gpu_dim_hidden(m))));
+    gpu_value dx;
+    const gpu_call_args parts[] = {
+        {.op = "rmsnorm_bwd",
+         .at = norm,
+         .arg = {GPU_T("dy", dy), GPU_T("x", x), GPU_T("gamma", gpu_param_use(m, gamma)), GPU_T("rstd", rstd),
+                 GPU_T("dgamma", gpu_param_grad(m, gamma)), GPU_F("eps", m->eps),
+                 GPU_NEW("dx", &dx, gpu_tokens(m, &m->scratch, m->sp, gpu_dim_hidden(m)))}},
+        {.op = "add", .at = residual, .arg = {GPU_T("a", dresidual), GPU_T("b", &dx), GPU_T("y", sum)}},
+    };
+    return gpu_call_fused(m->run, "rmsnorm_bwd_add", parts, 2);
 }
 
 /* The mixer's residual and the norm that reads it: one launch where there is a kernel for it. */
@@ -102,13 +111,36 @@ static assay_status residual_norm_fwd(gpu_model *m, gpu_microbatch_state *mb, gp
     return gpu_call_fused(m->run, "add_rmsnorm_fwd", parts, 2);
 }
 
+/* The MLP's residual and the norm behind the layer, likewise.  The parts belong to two layers: their instances are whole names. */
+static assay_status output_norm_fwd(gpu_model *m, const gpu_layer *l, gpu_layer_acts *a, gpu_value *branch,
+                                    const gpu_next_norm *next)
+{
+    char at[ASSAY_NAME];
+    gpu_instance(m->run, "mlp.residual", at);
+    m->run->layer = -1;
+    ASSAY_TRY(gpu_param_acquire(m, next->unit, next->behind));
+    const gpu_call_args parts[] = {
+        {.op = "add", .at = at, .arg = {GPU_T("a", &a->hidden), GPU_T("b", branch), GPU_T("y", &a->output)}},
+        {.op = "rmsnorm_fwd",
+         .at = next->at,
+         .arg = {GPU_T("x", &a->output), GPU_T("gamma", gpu_param_use(m, next->gamma)), GPU_F("eps", m->eps),
+                 GPU_T("y", next->y), GPU_T("rstd", next->rstd)}},
+    };
+    gpu_value_name(m->run, next->y, next->at, "y");
+    gpu_value_name(m->run, next->rstd, next->at, "rstd");
+    ASSAY_TRY(gpu_call_fused(m->run, "add_rmsnorm_fwd", parts, 2));
+    m->run->layer = l->number;
+    return ASSAY_OK;
+}
+
 /* Whether the layer's whole MLP is a module that runs again. */
 static bool mlp_runs_again(const gpu_model *m, const gpu_layer *l)
 {
     return (m->recompute.modules & (l->mlp == &gpu_moe ? ASSAY_RECOMPUTE_MOE : ASSAY_RECOMPUTE_MLP)) != 0;
 }
 
-assay_status gpu_layer_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *a)
+assay_status gpu_layer_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *a,
+                           bool entered, const gpu_next_norm *next)
 {
     gpu_run *run = m->run;
     const size_t mark = m->scratch.used, dropped = m->dropped.used;
@@ -116,8 +148,9 @@ assay_status gpu_layer_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l,
     const double drop = assay_branch_dropout(m->options);
     gpu_value branch;
     enter(run, l);
-    ASSAY_TRY(
-        norm_fwd(m, mb, "input_layernorm", l->input_layernorm, &a->input_norm, &a->input_rstd, &a->input));
+    if (!entered)
+        ASSAY_TRY(norm_fwd(m, mb, "input_layernorm", l->input_layernorm, &a->input_norm, &a->input_rstd,
+                           &a->input));
     ASSAY_TRY(l->mixer->fwd(m, mb, l, a, &a->mixed, &a->input_norm));
     ASSAY_TRY(gpu_dropout_fwd(m, &m->scratch, "self_attention.dropout", GPU_DROP_MIXER, l->number, drop,
                               &branch, &a->mixed));
@@ -127,8 +160,11 @@ assay_status gpu_layer_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l,
     ASSAY_TRY(
         gpu_dropout_fwd(m, &m->scratch, "mlp.dropout", GPU_DROP_MLP, l->number, drop, &branch, &a->mlp_out));
     gpu_value_name(run, &a->output, "mlp.residual", "y");
-    ASSAY_TRY(GPU_CALL(run, "add", "mlp.residual", GPU_T("a", &a->hidden), GPU_T("b", &branch),
-                       GPU_T("y", &a->output)));
+    if (next)
+        ASSAY_TRY(output_norm_fwd(m, l, a, &branch, next));
+    else
+        ASSAY_TRY(GPU_CALL(run, "add", "mlp.residual", GPU_T("a", &a->hidden), GPU_T("b", &branch),
+                           GPU_T("y", &a->output)));
     if (mlp_runs_again(m, l)) {
         gpu_arena_reset(&mb->arena, mlp.arena);
         gpu_arena_reset(&mb->host, mlp.host);
@@ -165,21 +201,18 @@ assay_status gpu_layer_bwd(gpu_model *m, gpu_layer *l, gpu_layer_acts *a, gpu_va
     gpu_run *run = m->run;
     const size_t mark = m->scratch.used;
     const double drop = assay_branch_dropout(m->options);
-    gpu_value dnorm, dbranch, dhidden, dropped;
+    gpu_value dnorm, dropped, dhidden = gpu_grad_of(m, &a->hidden);
     enter(run, l);
     ASSAY_TRY(gpu_dropout_bwd(m, "mlp.dropout", GPU_DROP_MLP, l->number, drop, &dropped, dy, &a->mlp_out));
     ASSAY_TRY(l->mlp->bwd(m, l, a, &dnorm, &dropped));
-    ASSAY_TRY(norm_bwd(m, "pre_mlp_layernorm", l->pre_mlp_layernorm, &dbranch, &dnorm, &a->hidden, &a->rstd));
-    ASSAY_TRY(GPU_CALL(run, "add", "mlp.residual_grad", GPU_T("a", dy), GPU_T("b", &dbranch),
-                       GPU_NEW("y", &dhidden, gpu_grad_of(m, &a->hidden))));
+    ASSAY_TRY(norm_bwd_residual(m, "pre_mlp_layernorm", "mlp.residual_grad", l->pre_mlp_layernorm, &dhidden,
+                                dy, &dnorm, &a->hidden, &a->rstd));
     ASSAY_TRY(gpu_dropout_bwd(m, "self_attention.dropout", GPU_DROP_MIXER, l->number, drop, &dropped,
                               &dhidden, &a->mixed));
     ASSAY_TRY(l->mixer->bwd(m, l, a, &dnorm, &dropped));
-    ASSAY_TRY(
-        norm_bwd(m, "input_layernorm", l->input_layernorm, &dbranch, &dnorm, &a->input, &a->input_rstd));
     gpu_value_grad(run, dx, &a->input);
-    ASSAY_TRY(GPU_CALL(run, "add", "self_attention.residual_grad", GPU_T("a", &dhidden), GPU_T("b", &dbranch),
-                       GPU_T("y", dx)));
+    ASSAY_TRY(norm_bwd_residual(m, "input_layernorm", "self_attention.residual_grad", l->input_layernorm, dx,
+                                &dhidden, &dnorm, &a->input, &a->input_rstd));
     leave(run);
     gpu_arena_reset(&m->scratch, mark);
     return ASSAY_OK;

@@ -12,9 +12,19 @@ ASSAY_BEGIN_DECLS
 /* --- layer.c ------------------------------------------------------------------------------------------------ */
 /* Finds the parameters of layer `number` that its two kinds have.  ASSAY_INTERNAL: the table lacks one that a kind needs. */
 assay_status gpu_layer_create(gpu_model *m, gpu_layer *l, int64_t number);
-/* input is set, output made; everything else is made in the microbatch's arena and staging.  May run again: the same
- * input gives the same bits, and nothing else has changed. */
-assay_status gpu_layer_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *a);
+/* The norm that reads a layer's output: the next layer's first, or the last one.  y and rstd are made; its parameters are acquired
+ * before it runs. */
+typedef struct gpu_next_norm {
+    char at[ASSAY_NAME];
+    gpu_param *gamma;
+    gpu_value *y, *rstd;
+    const gpu_param_unit *unit, *behind; /* behind: what is read after them */
+} gpu_next_norm;
+/* input is set, output made; everything else is made in the microbatch's arena and staging.  entered: the layer before has run the
+ * first norm.  next: runs that norm with the last residual (NULL: nobody's).  May run again: the same input gives the same bits, and
+ * nothing else has changed. */
+assay_status gpu_layer_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *a,
+                           bool entered, const gpu_next_norm *next);
 /* Selective recomputation: runs the modules again whose activations were not kept, in the microbatch's arena. */
 assay_status gpu_layer_again(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *a);
 /* Where a forward makes what belongs to any of these modules (bits of core/run/recompute.h) and the backward reads: the microbatch's

@@ -42,8 +42,11 @@ extern GPU_LADDER(grouped_linear_bwd_weight);
 /* rstd[t] = 1/sqrt(mean_h x[t,h]^2 + eps), y = gamma x rstd      y, x [T,H]  gamma [H]  rstd F32 [T]
  * Rows are as wide as gamma, however the extents of x are recorded.  y may be x.  Refused: eps below 0. */
 extern GPU_LADDER(rmsnorm_fwd);
+
+/* --- norm_bwd.cu -------------------------------------------------------------------------------------------- */
 /* g = dy gamma, xh = x rstd: dx = rstd (g - xh mean_h(g xh)), dgamma[h] += sum_t dy xh      dx, dy, x [T,H]  dgamma F32 [H]
- * dx may be dy or x: dgamma is made first.  Workspace of k2: F32 [32,H]. */
+ * dx may be dy or x: dgamma is made first, or a row is read before it is written.
+ * Workspace of k2: F32 [32,H]; of k3: F32 [blocks,H], at most 256. */
 extern GPU_LADDER(rmsnorm_bwd);
 
 /* --- residual_norm.cu --------------------------------------------------------------------------------------- */
@@ -51,6 +54,12 @@ extern GPU_LADDER(rmsnorm_bwd);
  * residual, y = gamma residual rstd      residual, y, a, b [T,H]  gamma [H]  rstd F32 [T]
  * Outputs are memory of their own.  Refused: an output that begins where an input does, eps below 0. */
 extern GPU_LADDER(add_rmsnorm_fwd);
+
+/* --- residual_norm_bwd.cu ----------------------------------------------------------------------------------- */
+/* rmsnorm_bwd and add in one launch: dx [T,H] (or none) and dgamma F32 [H] (or none) of the norm, y = dresidual + dx, of dx as it is
+ * rounded      y, dresidual, dy, x [T,H]  gamma [H]  rstd F32 [T]
+ * Outputs are memory of their own.  Workspace of k1: that of rmsnorm_bwd's k3.  Refused: an output that begins where an input does. */
+extern GPU_LADDER(rmsnorm_bwd_add);
 
 /* --- norm_cut.cu -------------------------------------------------------------------------------------------- */
 /* The norm of rows whose columns are cut over ranks, in halves around a sum over the ranks; width: columns of a whole row, refused
@@ -244,7 +253,7 @@ extern GPU_LADDER(adamw);
 #define GPU_OPERATIONS(X) \
     X(linear_fwd) X(linear_bwd_input) X(linear_bwd_weight) X(linear_bwd_bias) \
     X(grouped_linear_fwd) X(grouped_linear_bwd_input) X(grouped_linear_bwd_weight) \
-    X(rmsnorm_fwd) X(add_rmsnorm_fwd) X(rmsnorm_bwd) X(rmsnorm_sumsq) X(rmsnorm_apply) X(rmsnorm_bwd_dot) X(rmsnorm_bwd_apply) X(rope_table) X(rope_fwd) X(rope_bwd) X(attention_fwd) \
+    X(rmsnorm_fwd) X(add_rmsnorm_fwd) X(rmsnorm_bwd) X(rmsnorm_bwd_add) X(rmsnorm_sumsq) X(rmsnorm_apply) X(rmsnorm_bwd_dot) X(rmsnorm_bwd_apply) X(rope_table) X(rope_fwd) X(rope_bwd) X(attention_fwd) \
     X(attention_bwd) X(qkv_split_fwd) X(qkv_split_bwd) X(qkv_rope_fwd) X(qkv_norm_rope_fwd) X(attention_merge) X(pack_heads) X(unpack_heads) X(add) X(clamp_fwd) X(clamp_bwd) X(dropout_fwd) X(dropout_bwd) \
     X(swiglu_fwd) X(swiglu_bwd) X(sigmoid_gate_fwd) X(sigmoid_gate_bwd) X(cast) X(slice_rows) \
     X(embedding_fwd) X(embedding_bwd) X(sum) X(router_fwd) X(router_bwd) X(router_aux_fwd) X(router_balanced_fwd) \

@@ -146,16 +146,19 @@ static assay_status loss_fwd(gpu_model *m, gpu_microbatch_state *mb, int64_t ind
     return GPU_CALL(run, "sum", "loss.sum", GPU_T("x", &loss), GPU_T("y", &sum));
 }
 
-static assay_status output_fwd(gpu_model *m, gpu_microbatch_state *mb, int64_t index, gpu_value *hidden)
+/* entered: the last layer has run the norm. */
+static assay_status output_fwd(gpu_model *m, gpu_microbatch_state *mb, int64_t index, gpu_value *hidden,
+                               bool entered)
 {
     gpu_run *run = m->run;
     gpu_output_acts *a = &mb->output;
     gpu_arena *keep = &mb->arena;
     const gpu_dim H = gpu_dim_hidden(m);
-    ASSAY_TRY(GPU_CALL(run, "rmsnorm_fwd", "decoder.final_layernorm", GPU_T("x", hidden),
-                       GPU_T("gamma", gpu_param_use(m, m->final_layernorm)), GPU_F("eps", m->eps),
-                       GPU_NEW("y", &a->norm, gpu_tokens(m, keep, m->sp, H)),
-                       GPU_NEW("rstd", &a->rstd, gpu_token_rows(m, keep, m->sp))));
+    if (!entered)
+        ASSAY_TRY(GPU_CALL(run, "rmsnorm_fwd", "decoder.final_layernorm", GPU_T("x", hidden),
+                           GPU_T("gamma", gpu_param_use(m, m->final_layernorm)), GPU_F("eps", m->eps),
+                           GPU_NEW("y", &a->norm, gpu_tokens(m, keep, m->sp, H)),
+                           GPU_NEW("rstd", &a->rstd, gpu_token_rows(m, keep, m->sp))));
     ASSAY_TRY(gpu_column_parallel_input(m, keep, m->sp, "decoder.gather", &a->whole, &a->norm));
     ASSAY_TRY(GPU_CALL(run, "linear_fwd", "output_layer", GPU_T("x", &a->whole),
                        GPU_T("weight", gpu_param_use(m, m->output_layer)),
@@ -206,10 +209,64 @@ static assay_status make_output(gpu_model *m, gpu_microbatch_state *mb, gpu_laye
     return gpu_value_make(&a->output, m->act);
 }
 
+/* What a forward reads after layer l (-1: after the embedding), and a backward after layer l (n_layers: after the
+ * output). */
+static const gpu_param_unit *unit_behind(const gpu_model *m, const gpu_chunk *chunk, int64_t l)
+{
+    return l + 1 < chunk->n_layers ? &chunk->layers[l + 1].unit : chunk->has_output ? &m->output_unit : NULL;
+}
+
+static const gpu_param_unit *unit_before(const gpu_model *m, const gpu_chunk *chunk, int64_t l)
+{
+    int64_t first = l;
+    const int64_t n = l > 0 ? assay_recompute_layers(&m->recompute, chunk->n_layers, l - 1, &first) : 0;
+    const bool others = n > 1 && l == first + n; /* the group's first layer runs before it */
+    return l > 0 && !others ? &chunk->layers[l - 1].unit : NULL;
+}
+
+/* Whether layer l runs the norm behind it, with its last residual.  Not where parameters are gathered before use, a part of the
+ * model at a time; nor where the norm is given back apart from the output: layers that run again and others, norms that do. */
+static bool runs_next_norm(const gpu_model *m, const gpu_chunk *chunk, int64_t l)
+{
+    int64_t first, other = 0;
+    const int64_t n = assay_recompute_layers(&m->recompute, chunk->n_layers, l, &first);
+    if (m->grid->p.zero_stage >= 3)
+        return false;
+    if (l + 1 == chunk->n_layers)
+        return chunk->has_output && n == 0;
+    return (m->recompute.modules & ASSAY_RECOMPUTE_LAYERNORM) == 0 &&
+           assay_recompute_layers(&m->recompute, chunk->n_layers, l + 1, &other) == n &&
+           (n == 0 || other == first);
+}
+
+/* Makes the norm behind layer l, which it runs. */
+static assay_status make_next_norm(gpu_model *m, const gpu_chunk *chunk, gpu_microbatch_state *mb, int64_t l,
+                                   gpu_next_norm *next)
+{
+    const bool last = l + 1 == chunk->n_layers;
+    gpu_layer_acts *a = last ? NULL : &mb->layers[l + 1];
+    *next = (gpu_next_norm){.gamma = last ? m->final_layernorm : chunk->layers[l + 1].input_layernorm,
+                            .y = last ? &mb->output.norm : &a->input_norm,
+                            .rstd = last ? &mb->output.rstd : &a->input_rstd,
+                            .unit = unit_behind(m, chunk, l),
+                            .behind = last ? NULL : unit_behind(m, chunk, l + 1)};
+    if (last)
+        snprintf(next->at, sizeof next->at, "decoder.final_layernorm");
+    else
+        snprintf(next->at, sizeof next->at, "decoder.layers.%lld.input_layernorm",
+                 (long long)chunk->layers[l + 1].number);
+    *next->y = gpu_tokens(m, &mb->arena, m->sp, gpu_dim_hidden(m));
+    *next->rstd = gpu_token_rows(m, &mb->arena, m->sp);
+    ASSAY_TRY(gpu_value_make(next->y, m->act));
+    return gpu_value_make(next->rstd, ASSAY_F32);
+}
+
 /* Of layers that run again together the last one's output alone stays, below the mark of the first. */
-static assay_status layer_fwd(gpu_model *m, const gpu_chunk *chunk, gpu_microbatch_state *mb, int64_t l)
+static assay_status layer_fwd(gpu_model *m, const gpu_chunk *chunk, gpu_microbatch_state *mb, int64_t l,
+                              bool entered, bool runs_next)
 {
     int64_t first;
+    gpu_next_norm next;
     const int64_t n = assay_recompute_layers(&m->recompute, chunk->n_layers, l, &first);
     const bool last = n > 0 && l == first + n - 1;
     if (n == 0 || (l > first && !last))
@@ -220,7 +277,9 @@ static assay_status layer_fwd(gpu_model *m, const gpu_chunk *chunk, gpu_microbat
         if (!last)
             ASSAY_TRY(make_output(m, mb, &mb->layers[l]));
     }
-    ASSAY_TRY(gpu_layer_fwd(m, mb, &chunk->layers[l], &mb->layers[l]));
+    if (runs_next)
+        ASSAY_TRY(make_next_norm(m, chunk, mb, l, &next));
+    ASSAY_TRY(gpu_layer_fwd(m, mb, &chunk->layers[l], &mb->layers[l], entered, runs_next ? &next : NULL));
     if (last)
         release(mb, &mb->layers[first]);
     return ASSAY_OK;
@@ -233,6 +292,8 @@ static assay_status group_again(gpu_model *m, const gpu_chunk *chunk, gpu_microb
     int64_t first;
     const int64_t n = assay_recompute_layers(&m->recompute, chunk->n_layers, l, &first);
     assay_status st = ASSAY_OK;
+    bool entered = false;
+    gpu_next_norm next;
     if (n < 2 || l != first + n - 1)
         return ASSAY_OK;
     m->run->phase = ASSAY_PHASE_FORWARD;
@@ -243,9 +304,16 @@ static assay_status group_again(gpu_model *m, const gpu_chunk *chunk, gpu_microb
         if (i > first)
             a->input = mb->layers[i - 1].output;
         ASSAY_TRY_GOTO(make_output(m, mb, a), st, done);
-        ASSAY_TRY_GOTO(gpu_param_acquire(m, &chunk->layers[i].unit, &chunk->layers[i + 1].unit), st, done);
-        ASSAY_TRY_GOTO(gpu_layer_fwd(m, mb, &chunk->layers[i], a), st, done);
+        if (!entered)
+            ASSAY_TRY_GOTO(gpu_param_acquire(m, &chunk->layers[i].unit, &chunk->layers[i + 1].unit), st,
+                           done);
+        const bool runs_next = i + 1 < l && runs_next_norm(m, chunk, i);
+        if (runs_next)
+            ASSAY_TRY_GOTO(make_next_norm(m, chunk, mb, i, &next), st, done);
+        ASSAY_TRY_GOTO(gpu_layer_fwd(m, mb, &chunk->layers[i], a, entered, runs_next ? &next : NULL), st,
+                       done);
         ASSAY_TRY_GOTO(gpu_param_release(m, &chunk->layers[i].unit), st, done);
+        entered = runs_next;
     }
     mb->layers[l].input = mb->layers[l - 1].output;
 done:
@@ -264,7 +332,7 @@ static assay_status run_again(gpu_model *m, const gpu_chunk *chunk, gpu_microbat
     if (n > 0 && l == first + n - 1) {
         if (n == 1)
             set_mark(mb, &mb->layers[l]);
-        st = gpu_layer_fwd(m, mb, &chunk->layers[l], &mb->layers[l]);
+        st = gpu_layer_fwd(m, mb, &chunk->layers[l], &mb->layers[l], false, NULL);
     } else if (n == 0 && m->recompute.modules != 0) {
         set_mark(mb, &mb->layers[l]);
         st = gpu_layer_again(m, mb, &chunk->layers[l], &mb->layers[l]);
@@ -311,21 +379,6 @@ static assay_status leave_bwd(gpu_model *m, const gpu_microbatch_state *mb, cons
     return finish_grads(m, mb, u);
 }
 
-/* What a forward reads after layer l (-1: after the embedding), and a backward after layer l (n_layers: after the
- * output). */
-static const gpu_param_unit *unit_behind(const gpu_model *m, const gpu_chunk *chunk, int64_t l)
-{
-    return l + 1 < chunk->n_layers ? &chunk->layers[l + 1].unit : chunk->has_output ? &m->output_unit : NULL;
-}
-
-static const gpu_param_unit *unit_before(const gpu_model *m, const gpu_chunk *chunk, int64_t l)
-{
-    int64_t first = l;
-    const int64_t n = l > 0 ? assay_recompute_layers(&m->recompute, chunk->n_layers, l - 1, &first) : 0;
-    const bool others = n > 1 && l == first + n; /* the group's first layer runs before it */
-    return l > 0 && !others ? &chunk->layers[l - 1].unit : NULL;
-}
-
 /* --- passes ------------------------------------------------------------------------------------------------- */
 assay_status gpu_stage_fwd(gpu_model *m, gpu_chunk *chunk, gpu_microbatch_state *mb, int64_t index,
                            gpu_value **output)
@@ -340,16 +393,21 @@ assay_status gpu_stage_fwd(gpu_model *m, gpu_chunk *chunk, gpu_microbatch_state 
         ASSAY_TRY(gpu_param_release(m, &m->embedding_unit));
     }
     gpu_value *hidden = &mb->input;
+    bool entered = false; /* the first norm has run, and the parameters are held */
     for (int64_t l = 0; l < chunk->n_layers; l++) {
+        const bool runs_next = runs_next_norm(m, chunk, l);
         mb->layers[l].input = *hidden;
-        ASSAY_TRY(gpu_param_acquire(m, &chunk->layers[l].unit, unit_behind(m, chunk, l)));
-        ASSAY_TRY(layer_fwd(m, chunk, mb, l));
+        if (!entered)
+            ASSAY_TRY(gpu_param_acquire(m, &chunk->layers[l].unit, unit_behind(m, chunk, l)));
+        ASSAY_TRY(layer_fwd(m, chunk, mb, l, entered, runs_next));
         ASSAY_TRY(gpu_param_release(m, &chunk->layers[l].unit));
         hidden = &mb->layers[l].output;
+        entered = runs_next;
     }
     if (chunk->has_output) {
-        ASSAY_TRY(gpu_param_acquire(m, &m->output_unit, NULL));
-        ASSAY_TRY(output_fwd(m, mb, index, hidden));
+        if (!entered)
+            ASSAY_TRY(gpu_param_acquire(m, &m->output_unit, NULL));
+        ASSAY_TRY(output_fwd(m, mb, index, hidden, entered));
         ASSAY_TRY(gpu_param_release(m, &m->output_unit));
     }
     gpu_arena_reset(&m->scratch, mark);

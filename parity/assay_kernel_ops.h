@@ -105,6 +105,20 @@ enum {
     ASSAY_KERNEL_ATTR_RMSNORM_BWD_EPS = 0,
 };
 
+/* | `rmsnorm_bwd_add` | gamma par [H], dy act [T,H], x act [T,H], rstd F32 [T], dresidual act [T,H] | dgamma? F32 [H] | dx? act [T,H], y act [T,H] | eps = 0 |
+   sums: dx: H; dgamma: T; y: H */
+enum {
+    ASSAY_KERNEL_SLOT_RMSNORM_BWD_ADD_GAMMA = 0,
+    ASSAY_KERNEL_SLOT_RMSNORM_BWD_ADD_DY = 1,
+    ASSAY_KERNEL_SLOT_RMSNORM_BWD_ADD_X = 2,
+    ASSAY_KERNEL_SLOT_RMSNORM_BWD_ADD_RSTD = 3,
+    ASSAY_KERNEL_SLOT_RMSNORM_BWD_ADD_DRESIDUAL = 4,
+    ASSAY_KERNEL_SLOT_RMSNORM_BWD_ADD_DX = 5,
+    ASSAY_KERNEL_SLOT_RMSNORM_BWD_ADD_Y = 6,
+    ASSAY_KERNEL_SLOT_RMSNORM_BWD_ADD_DGAMMA = 7,
+    ASSAY_KERNEL_ATTR_RMSNORM_BWD_ADD_EPS = 0,
+};
+
 /* | `rmsnorm_sumsq` | x act [T,H] | | y F32 [T] | columns (H) |
    sums: y: H */
 enum {

@@ -76,6 +76,58 @@ static assay_status rmsnorm_bwd(const replay *r)
                                  old ? old->value : NULL, t, h, &r->d);
 }
 
+typedef struct norm_inputs {
+    const ref_value *dy, *x, *gamma, *rstd;
+    int64_t t, h;
+} norm_inputs;
+
+static assay_status norm_bwd_inputs(const replay *r, norm_inputs *in)
+{
+    ASSAY_TRY(replay_real(r, "gamma", -1, &in->gamma));
+    in->h = in->gamma->count;
+    ASSAY_TRY(replay_real(r, "x", -1, &in->x));
+    ASSAY_TRY(replay_divide(r, in->x, in->h, &in->t));
+    ASSAY_TRY(replay_real(r, "dy", in->x->count, &in->dy));
+    return replay_real(r, "rstd", in->t, &in->rstd);
+}
+
+/* rmsnorm_bwd, then add.  What is added is the candidate's own dx where it is declared to be stored first and is there, else dx with
+ * its bound; room [2 T H]: those. */
+static assay_status bwd_add(const replay *r, const norm_inputs *in, double *room)
+{
+    const int64_t n = in->x->count;
+    const ref_value *dresidual, *old, *stored = replay_candidate(r, "dx");
+    const ref_pair bounded = {room, room + n, false}; /* dx itself may end with a rounding less */
+    ref_pair y, dx, dgamma = {NULL, NULL, false};
+    ASSAY_TRY(replay_real(r, "dresidual", n, &dresidual));
+    ASSAY_TRY(replay_real_optional(r, "dgamma_in", in->h, &old)); /* absent: gamma is frozen */
+    if (old)
+        ASSAY_TRY(replay_out_real(r, "dgamma", in->h, ASSAY_F32, "sum over tokens", &dgamma));
+    ASSAY_TRY(replay_out_real(r, "y", n, in->x->dtype, "row sum", &y));
+    ASSAY_TRY(ref_bound_rmsnorm_bwd(bounded, dgamma, in->dy->value, in->x->value, in->gamma->value,
+                                    in->rstd->value, old ? old->value : NULL, in->t, in->h, &r->d));
+    if (stored)
+        ASSAY_TRY(replay_out_real(r, "dx", n, in->x->dtype, "row sum", &dx));
+    for (int64_t i = 0; i < n && stored; i++)
+        ref_pair_set(dx, i, (ref_iv){bounded.y[i], bounded.b[i]}, &r->d.num);
+    if (stored && stored->value && (r->arith->rounding & ASSAY_ROUND_RESIDUAL))
+        ref_bound_add(y, dresidual->value, stored->value, n, &r->d);
+    else
+        ref_bound_rmsnorm_bwd_add(y, dresidual->value, bounded, n, &r->d);
+    return ASSAY_OK;
+}
+
+static assay_status rmsnorm_bwd_add(const replay *r)
+{
+    norm_inputs in;
+    ASSAY_TRY(norm_bwd_inputs(r, &in));
+    double *room = malloc((size_t)(2 * in.x->count + 1) * sizeof *room);
+    ASSAY_CHECK(room, ASSAY_OUT_OF_MEMORY, "rmsnorm_bwd_add: %lld elements", (long long)in.x->count);
+    const assay_status st = bwd_add(r, &in, room);
+    free(room);
+    return st;
+}
+
 static assay_status rmsnorm_sumsq(const replay *r)
 {
     const ref_value *x;
@@ -106,21 +158,6 @@ static assay_status rmsnorm_apply(const replay *r)
     ref_bound_rmsnorm_apply(y, rstd, x->value, gamma->value, sumsq->value, eps, width, t, gamma->count,
                             &r->d);
     return ASSAY_OK;
-}
-
-typedef struct norm_inputs {
-    const ref_value *dy, *x, *gamma, *rstd;
-    int64_t t, h;
-} norm_inputs;
-
-static assay_status norm_bwd_inputs(const replay *r, norm_inputs *in)
-{
-    ASSAY_TRY(replay_real(r, "gamma", -1, &in->gamma));
-    in->h = in->gamma->count;
-    ASSAY_TRY(replay_real(r, "x", -1, &in->x));
-    ASSAY_TRY(replay_divide(r, in->x, in->h, &in->t));
-    ASSAY_TRY(replay_real(r, "dy", in->x->count, &in->dy));
-    return replay_real(r, "rstd", in->t, &in->rstd);
 }
 
 static assay_status rmsnorm_bwd_dot(const replay *r)
@@ -225,6 +262,7 @@ const replay_row replay_norm_table[] = {
     {"rmsnorm_fwd", rmsnorm_fwd},
     {"add_rmsnorm_fwd", add_rmsnorm_fwd},
     {"rmsnorm_bwd", rmsnorm_bwd},
+    {"rmsnorm_bwd_add", rmsnorm_bwd_add},
     {"rmsnorm_sumsq", rmsnorm_sumsq},
     {"rmsnorm_apply", rmsnorm_apply},
     {"rmsnorm_bwd_dot", rmsnorm_bwd_dot},

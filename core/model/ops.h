@@ -119,7 +119,7 @@ const assay_op_attr *assay_op_attr_find(const assay_op *op, const char *name);
 /* 0: not a fused one. */
 int assay_op_n_parts(const assay_op *op);
 const assay_op *assay_op_part_of(const assay_op *op, int part);
-/* The whole's slot for a part's recorded one ("y" -> "residual"); NULL: the whole has none of that name. */
+/* The whole's slot for a part's recorded one ("y" -> "residual", "dgamma_in" -> "dgamma"); NULL: the whole has none of that name. */
 const char *assay_op_part_slot(const assay_op *op, int part, const char *recorded);
 /* The part, before `part`, whose output is that input of it, and its name there; -1: it comes from outside. */
 int assay_op_part_source(const assay_op *op, int part, const char *input, const char **output);

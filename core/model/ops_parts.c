@@ -30,6 +30,9 @@ static const char *listed(const char *slots, const char *name, size_t *n)
 
 const char *assay_op_part_slot(const assay_op *op, int part, const char *recorded)
 {
+    const assay_op_slot *row = assay_op_slot_find(assay_op_part_of(op, part), recorded, false);
+    if (row && row->role == ASSAY_SLOT_INOUT) /* "dgamma_in" */
+        recorded = row->name;
     size_t n = strlen(recorded);
     const char *name = listed(op->parts[part].slots, recorded, &n);
     if (name == NULL)

@@ -1,9 +1,52 @@
 /* What the norm of whole rows and that of rows cut over ranks share: one element of dx, the gradient of gamma, the
- * lanes of a row. */
+ * lanes of a row, a row in registers. */
 #ifndef GPU_OPS_NORM_CUH
 #define GPU_OPS_NORM_CUH
 
-#include "gpu/device.cuh"
+#include "gpu/vector.cuh"
+
+/* Eight numbers in registers, as they are stored. */
+template <class T> struct norm_eight;
+template <> struct norm_eight<float> {
+    float value[GPU_EIGHT];
+    __device__ __forceinline__ void round(const float (&v)[GPU_EIGHT])
+    {
+        for (int j = 0; j < GPU_EIGHT; ++j)
+            value[j] = v[j];
+    }
+    __device__ __forceinline__ void get(float (&v)[GPU_EIGHT]) const
+    {
+        for (int j = 0; j < GPU_EIGHT; ++j)
+            v[j] = value[j];
+    }
+};
+template <> struct norm_eight<bf16> {
+    unsigned pair[GPU_EIGHT / 2];
+    __device__ __forceinline__ void round(const float (&v)[GPU_EIGHT])
+    {
+        for (int j = 0; j < GPU_EIGHT / 2; ++j)
+            pair[j] = gpu_pair(v[2 * j], v[2 * j + 1]);
+    }
+    __device__ __forceinline__ void get(float (&v)[GPU_EIGHT]) const
+    {
+        for (int j = 0; j < GPU_EIGHT / 2; ++j)
+            gpu_halves(v + 2 * j, pair[j]);
+    }
+};
+
+/* Columns in pieces of 8 LANES; what is left one by one, so that no lane has more than h / LANES terms, rounded up. */
+template <int LANES> __device__ static __forceinline__ int norm_whole(int h)
+{
+    return h / (GPU_EIGHT * LANES) * (GPU_EIGHT * LANES);
+}
+
+#define NORM_LANES_ADAPT "4 lanes up to H = 32, 8 up to 128"
+
+/* The pieces of a row of h columns that a thread of LANES has, at most EIGHTS: number k, columns i ... i+7. */
+#define NORM_EACH_PIECE(k, i, h)                                                                             \
+    GPU_UNROLL                                                                                               \
+    for (int k = 0, i = (int)(threadIdx.x % LANES) * GPU_EIGHT; k < EIGHTS; ++k, i += LANES * GPU_EIGHT)     \
+        if (i < (h))
 
 enum { NORM_CHAINS = 8 }; /* of dgamma, at least */
 
@@ -52,6 +95,7 @@ typedef struct norm_bwd_args {
     gpu_tensor dx, dgamma, dy, x, gamma, rstd, dot; /* dot: of a row whose other columns are elsewhere */
     float width;                                    /* of the whole row */
     int64_t t, h;
+    gpu_tensor y, dresidual; /* y = dresidual + dx */
 } norm_bwd_args;
 
 template <class T> static cudaError_t launch_dgamma_k0(const norm_bwd_args *a, cudaStream_t stream)
@@ -86,6 +130,48 @@ static inline gpu_tensor norm_rows_of(gpu_tensor t, int64_t h)
 static inline gpu_tensor norm_rows(gpu_tensor t, gpu_tensor gamma)
 {
     return norm_rows_of(t, gpu_tensor_count(gamma));
+}
+
+/* What every backward has: gamma, dy, x, rstd, and the gradients that are there. */
+static inline norm_bwd_args norm_bwd_args_of(const gpu_operands *o)
+{
+    norm_bwd_args a = {};
+    a.gamma = gpu_operand(o, "gamma");
+    a.x = norm_rows(gpu_operand(o, "x"), a.gamma);
+    a.dy = norm_rows(gpu_operand(o, "dy"), a.gamma);
+    a.dx = norm_rows(gpu_operand(o, "dx"), a.gamma);
+    a.rstd = gpu_operand(o, "rstd");
+    a.dgamma = gpu_operand(o, "dgamma");
+    a.h = gpu_tensor_count(a.gamma);
+    a.t = gpu_tensor_row_count(a.x);
+    return a;
+}
+
+/* What every backward reads. */
+static inline assay_status norm_check_bwd(const char *op, const norm_bwd_args *a)
+{
+    const assay_dtype act = a->x.dtype;
+    ASSAY_TRY(gpu_check_act(op, "x", a->x));
+    ASSAY_TRY(gpu_check_tensor(op, "dy", a->dy, act, act));
+    ASSAY_TRY(gpu_check_tensor(op, "gamma", a->gamma, act, act));
+    ASSAY_TRY(gpu_check_tensor(op, "rstd", a->rstd, ASSAY_F32, ASSAY_F32));
+    ASSAY_TRY(gpu_check_shape2(op, "x", a->x, a->t, a->h));
+    ASSAY_TRY(gpu_check_count(op, "dy", a->dy, a->t * a->h));
+    return gpu_check_count(op, "rstd", a->rstd, a->t);
+}
+
+/* dgamma, where gamma is trained. */
+static inline assay_status norm_check_dgamma(const char *op, const norm_bwd_args *a)
+{
+    if (!gpu_tensor_present(a->dgamma))
+        return ASSAY_OK;
+    ASSAY_TRY(gpu_check_tensor(op, "dgamma", a->dgamma, ASSAY_F32, ASSAY_F32));
+    return gpu_check_count(op, "dgamma", a->dgamma, a->h);
+}
+
+static inline bool norm_of_eights(const gpu_ctx *, const gpu_operands *o)
+{
+    return gpu_eights(o, gpu_tensor_count(gpu_operand(o, "gamma")));
 }
 
 static inline void norm_row_lanes(assay_arith *a, const gpu_ctx *, const gpu_operands *o)

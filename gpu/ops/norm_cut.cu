@@ -205,37 +205,12 @@ static assay_status rmsnorm_apply(const gpu_work *w)
     return ASSAY_OK;
 }
 
-/* What both halves of the backward read. */
-static assay_status check_bwd(const char *op, const norm_bwd_args *a)
-{
-    const assay_dtype act = a->x.dtype;
-    ASSAY_TRY(gpu_check_act(op, "x", a->x));
-    ASSAY_TRY(gpu_check_tensor(op, "dy", a->dy, act, act));
-    ASSAY_TRY(gpu_check_tensor(op, "gamma", a->gamma, act, act));
-    ASSAY_TRY(gpu_check_tensor(op, "rstd", a->rstd, ASSAY_F32, ASSAY_F32));
-    ASSAY_TRY(gpu_check_shape2(op, "x", a->x, a->t, a->h));
-    ASSAY_TRY(gpu_check_count(op, "dy", a->dy, a->t * a->h));
-    return gpu_check_count(op, "rstd", a->rstd, a->t);
-}
-
-static norm_bwd_args bwd_args_of(const gpu_operands *o)
-{
-    norm_bwd_args a = {};
-    a.gamma = gpu_operand(o, "gamma");
-    a.x = norm_rows(gpu_operand(o, "x"), a.gamma);
-    a.dy = norm_rows(gpu_operand(o, "dy"), a.gamma);
-    a.rstd = gpu_operand(o, "rstd");
-    a.h = gpu_tensor_count(a.gamma);
-    a.t = gpu_tensor_row_count(a.x);
-    return a;
-}
-
 static assay_status rmsnorm_bwd_dot(const gpu_work *w)
 {
     const char *op = "rmsnorm_bwd_dot";
-    norm_bwd_args a = bwd_args_of(w->o);
+    norm_bwd_args a = norm_bwd_args_of(w->o);
     a.dot = gpu_operand(w->o, "y");
-    ASSAY_TRY(check_bwd(op, &a));
+    ASSAY_TRY(norm_check_bwd(op, &a));
     ASSAY_TRY(gpu_check_tensor(op, "y", a.dot, ASSAY_F32, ASSAY_F32));
     ASSAY_TRY(gpu_check_count(op, "y", a.dot, a.t));
     if (a.t > 0)
@@ -247,20 +222,15 @@ static assay_status rmsnorm_bwd_apply(const gpu_work *w)
 {
     const char *op = "rmsnorm_bwd_apply";
     const int64_t width = gpu_operand_int(w->o, "width");
-    norm_bwd_args a = bwd_args_of(w->o);
+    norm_bwd_args a = norm_bwd_args_of(w->o);
     a.dot = gpu_operand(w->o, "dot");
-    a.dx = norm_rows(gpu_operand(w->o, "dx"), a.gamma);
-    a.dgamma = gpu_operand(w->o, "dgamma");
     a.width = (float)width;
-    ASSAY_TRY(check_bwd(op, &a));
+    ASSAY_TRY(norm_check_bwd(op, &a));
     ASSAY_TRY(gpu_check_tensor(op, "dot", a.dot, ASSAY_F32, ASSAY_F32));
     ASSAY_TRY(gpu_check_tensor(op, "dx", a.dx, a.x.dtype, a.x.dtype));
-    if (gpu_tensor_present(a.dgamma))
-        ASSAY_TRY(gpu_check_tensor(op, "dgamma", a.dgamma, ASSAY_F32, ASSAY_F32));
     ASSAY_TRY(gpu_check_count(op, "dot", a.dot, a.t));
     ASSAY_TRY(gpu_check_count(op, "dx", a.dx, a.t * a.h));
-    if (gpu_tensor_present(a.dgamma))
-        ASSAY_TRY(gpu_check_count(op, "dgamma", a.dgamma, a.h));
+    ASSAY_TRY(norm_check_dgamma(op, &a));
     ASSAY_TRY(check_width(op, width, a.h));
     if (a.t > 0 && a.h > 0)
         GPU_LAUNCHED(GPU_BY_ACT(a.x.dtype, launch_bwd, w->variant, &a, w->stream), op);

@@ -8,7 +8,6 @@
  * The norm reads the sum as it is rounded to the residual's type, in registers, too: k1 has the bits of add's and rmsnorm_fwd's
  * highest rungs (tests/gpu/test_residual_norm.c). */
 #include "gpu/ops/norm.cuh"
-#include "gpu/vector.cuh"
 
 template <class T>
 __global__ void add_rmsnorm_fwd_k0(T *residual, T *y, float *rstd, const T *a, const T *b, const T *gamma,
@@ -27,35 +26,6 @@ __global__ void add_rmsnorm_fwd_k0(T *residual, T *y, float *rstd, const T *a, c
         rstd[row] = r;
     }
 }
-
-/* Eight numbers in registers, as they are stored. */
-template <class T> struct norm_eight;
-template <> struct norm_eight<float> {
-    float value[GPU_EIGHT];
-    __device__ __forceinline__ void round(const float (&v)[GPU_EIGHT])
-    {
-        for (int j = 0; j < GPU_EIGHT; ++j)
-            value[j] = v[j];
-    }
-    __device__ __forceinline__ void get(float (&v)[GPU_EIGHT]) const
-    {
-        for (int j = 0; j < GPU_EIGHT; ++j)
-            v[j] = value[j];
-    }
-};
-template <> struct norm_eight<bf16> {
-    unsigned pair[GPU_EIGHT / 2];
-    __device__ __forceinline__ void round(const float (&v)[GPU_EIGHT])
-    {
-        for (int j = 0; j < GPU_EIGHT / 2; ++j)
-            pair[j] = gpu_pair(v[2 * j], v[2 * j + 1]);
-    }
-    __device__ __forceinline__ void get(float (&v)[GPU_EIGHT]) const
-    {
-        for (int j = 0; j < GPU_EIGHT / 2; ++j)
-            gpu_halves(v + 2 * j, pair[j]);
-    }
-};
 
 /* a + b as T stores it. */
 __device__ static __forceinline__ float norm_sum(const float *a, const float *b)
@@ -79,22 +49,16 @@ __global__ void add_rmsnorm_fwd_k1(T *residual, T *y, float *rstd, const T *a, c
         norm_eight<T> kept[EIGHTS] = {};
         float v[GPU_EIGHT], g[GPU_EIGHT], sum = 0.0f;
         if (row < t) {
-            GPU_UNROLL
-            for (int k = 0; k < EIGHTS; ++k) {
-                const int i = (k * LANES + lane) * GPU_EIGHT;
-                if (i >= h)
-                    continue;
+            NORM_EACH_PIECE(k, i, h)
+            {
                 gpu_load_n(v, a + at + i);
                 gpu_load_n(g, b + at + i);
                 for (int j = 0; j < GPU_EIGHT; ++j)
                     v[j] = v[j] + g[j];
                 kept[k].round(v);
             }
-            GPU_UNROLL
-            for (int k = 0; k < EIGHTS; ++k) {
-                const int i = (k * LANES + lane) * GPU_EIGHT;
-                if (i >= h)
-                    continue;
+            NORM_EACH_PIECE(k, i, h)
+            {
                 kept[k].get(v);
                 gpu_store_n(residual + at + i, v);
                 for (int j = 0; i < whole && j < GPU_EIGHT; ++j)
@@ -109,11 +73,8 @@ __global__ void add_rmsnorm_fwd_k1(T *residual, T *y, float *rstd, const T *a, c
         if (row >= t)
             continue;
         const float r = 1.0f / sqrtf(sum / (float)h + eps);
-        GPU_UNROLL
-        for (int k = 0; k < EIGHTS; ++k) {
-            const int i = (k * LANES + lane) * GPU_EIGHT;
-            if (i >= h)
-                continue;
+        NORM_EACH_PIECE(k, i, h)
+        {
             kept[k].get(v);
             gpu_load_n(g, gamma + i);
             for (int j = 0; j < GPU_EIGHT; ++j)

@@ -55,13 +55,17 @@ static double power_of_two(const parity_ask *q, int64_t i)
 
 static void add_norm(parity_ask *q, int64_t t, int64_t h)
 {
-    parity_ask_begin(q, "rmsnorm_bwd");
-    parity_ask_2d(q, "dy", q->act, t, h, parity_lattice);
-    parity_ask_2d(q, "x", q->act, t, h, parity_lattice);
-    parity_ask_real(q, "gamma", q->act, 1, &h, parity_lattice);
-    parity_ask_real(q, "rstd", ASSAY_F32, 1, &t, half);
-    parity_ask_real(q, "dgamma_in", ASSAY_F32, 1, &h, parity_lattice);
-    parity_ask_finish(q);
+    for (int added = 0; added < 2; added++) {
+        parity_ask_begin(q, added ? "rmsnorm_bwd_add" : "rmsnorm_bwd");
+        parity_ask_2d(q, "dy", q->act, t, h, parity_lattice);
+        parity_ask_2d(q, "x", q->act, t, h, parity_lattice);
+        parity_ask_real(q, "gamma", q->act, 1, &h, parity_lattice);
+        parity_ask_real(q, "rstd", ASSAY_F32, 1, &t, half);
+        if (added)
+            parity_ask_2d(q, "dresidual", q->act, t, h, parity_lattice);
+        parity_ask_real(q, "dgamma_in", ASSAY_F32, 1, &h, parity_lattice);
+        parity_ask_finish(q);
+    }
 }
 
 static void add_cut_norm(parity_ask *q, int64_t t, int64_t h)

@@ -163,8 +163,9 @@ static assay_status take_slots(const assay_trace *t, const parity_fused *f, int 
             parity_value_free(&own[i]);
             continue;
         }
+        const bool before = inputs && assay_op_slot_find(f->row, slot, false) == NULL; /* of an in-out slot */
         values[*n] = own[i];
-        snprintf(values[(*n)++].slot, sizeof values->slot, "%s", slot);
+        snprintf(values[(*n)++].slot, sizeof values->slot, "%s%s", slot, before ? "_in" : "");
     }
     return st;
 }

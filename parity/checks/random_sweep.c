@@ -22,6 +22,7 @@ const parity_ask_sweep_row parity_ask_sweep_table[] = {
     {"rmsnorm_fwd", {"T", "+H"}},
     {"add_rmsnorm_fwd", {"T", "+H"}},
     {"rmsnorm_bwd", {"T", "+H"}},
+    {"rmsnorm_bwd_add", {"T", "+H"}},
     {"rmsnorm_sumsq", {"T"}},
     {"rmsnorm_apply", {"T"}},
     {"rmsnorm_bwd_dot", {"T", "H"}},

@@ -28,6 +28,18 @@
             "T=2 H=4096 | eps=1e-5", "T=2 H=4104 | eps=1e-5", "T=1 H=8192 | eps=1e-6",                       \
             "T=1 H=8200 | eps=1e-6"                                                                          \
     }
+/* Rows of every number of threads and of registers, one block and several. */
+#define ONE_PASS_SIZES                                                                                       \
+    "T=17 H=128 trained=1 | eps=1e-6", "T=6 H=200 trained=1 | eps=1e-6", "T=5 H=1024 trained=1 | eps=1e-6",  \
+        "T=3 H=1800 trained=1 | eps=1e-5", "T=2 H=4104 trained=1 | eps=1e-5",                                \
+        "T=2 H=8192 trained=0 | eps=1e-5", "T=1 H=8200 trained=1 | eps=1e-6"
+#define RESIDUAL_NORM_BWD_SIZES                                                                              \
+    {                                                                                                        \
+        "T=5 H=3 trained=1 | eps=1e-5", "T=1 H=1 trained=1 | eps=1e-6", "T=37 H=32 trained=1 | eps=1e-6",    \
+            "T=9 H=48 trained=0 | eps=1e-5", "T=0 H=8 trained=1 | eps=1e-5",                                 \
+            "T=3 H=129 trained=1 | eps=0.5", "T=300 H=264 trained=1 | eps=1e-6",                             \
+            "T=265 H=24 trained=1 | eps=1e-5", ONE_PASS_SIZES                                                \
+    }
 /* trained=0: gamma is frozen, no dgamma is asked. */
 #define NORM_BWD_SIZES                                                                                       \
     {                                                                                                        \
@@ -36,7 +48,7 @@
             "T=3 H=129 trained=1 | eps=0.5", "T=70 H=64 trained=1 | eps=1e-6",                               \
             "T=37 H=32 trained=0 | eps=1e-6", "T=3 H=129 trained=0 | eps=1e-5",                              \
             "T=300 H=264 trained=1 | eps=1e-6", "T=265 H=24 trained=1 | eps=1e-5",                           \
-            "T=260 H=40 trained=0 | eps=1e-5"                                                                \
+            "T=260 H=40 trained=0 | eps=1e-5", ONE_PASS_SIZES                                                \
     }
 #define LAYERNORM_SIZES                                                                                      \
     {                                                                                                        \
@@ -256,6 +268,14 @@ const parity_ask_row parity_ask_table[] = {
       {.name = "dy"},
       {.name = "dgamma_in", .when = "trained"}},
      NORM_BWD_SIZES},
+    {"rmsnorm_bwd_add",
+     {{.name = "x"},
+      {.name = "gamma"},
+      {SLOT("rstd", FROM), .of = "rmsnorm_fwd.rstd"},
+      {.name = "dy"},
+      {.name = "dresidual"},
+      {.name = "dgamma_in", .when = "trained"}},
+     RESIDUAL_NORM_BWD_SIZES},
     {"rmsnorm_sumsq", .sizes = SUMSQ_SIZES},
     {"rmsnorm_apply",
      {{.name = "x"}, {.name = "gamma"}, {SLOT("sumsq", POSITIVE)}},

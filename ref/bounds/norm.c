@@ -138,6 +138,15 @@ assay_status ref_bound_rmsnorm_bwd(ref_pair dx, ref_pair dgamma, const double *d
     return ASSAY_OK;
 }
 
+void ref_bound_rmsnorm_bwd_add(ref_pair y, const double *dresidual, ref_pair dx, int64_t n,
+                               const ref_declared *d)
+{
+    for (int64_t i = 0; i < n; i++) {
+        const ref_iv added = ref_stored(d, ASSAY_ROUND_RESIDUAL, (ref_iv){dx.y[i], dx.b[i]});
+        ref_pair_set(y, i, iv_add(&d->num, iv_exact(dresidual[i]), added), &d->num);
+    }
+}
+
 /* --- rows cut over ranks ------------------------------------------------------------------------------------ */
 void ref_bound_rmsnorm_sumsq(ref_pair y, const double *x, int64_t t, int64_t h, const ref_declared *d)
 {

@@ -492,5 +492,12 @@ Test(ops, the_parts_of_a_fused_operation_are_rows)
     cr_expect_str_eq(assay_op_part_slot(op, 1, "y"), "y");
     cr_expect_null(assay_op_part_slot(op, 0, "weight"));
     cr_expect_null(assay_op_part_of(op, 2));
+    op = assay_op_find("rmsnorm_bwd_add");
+    cr_expect_eq(assay_op_part_source(op, 1, "b", &output), 0);
+    cr_expect_str_eq(output, "dx");
+    cr_expect_eq(assay_op_part_source(op, 1, "a", &output), -1);
+    cr_expect_eq(assay_op_part_source(op, 0, "dgamma_in", &output), -1);
+    cr_expect_str_eq(assay_op_part_slot(op, 0, "dgamma_in"), "dgamma");
+    cr_expect_str_eq(assay_op_part_slot(op, 1, "a"), "dresidual");
     cr_expect_eq(assay_op_n_parts(assay_op_find("add")), 0);
 }

@@ -20,25 +20,6 @@ Test(gpu_residual_norm, is_within_the_bounds_of_its_parts)
     hold(&(op_law){"add_rmsnorm_fwd", "residual_norm", 2, false, residual_norm, OP_SIZES(sizes)});
 }
 
-static const gpu_slot *output(const op_call *c, const char *slot)
-{
-    for (int i = 0; i < c->n_out; i++)
-        if (strcmp(c->out[i].slot, slot) == 0)
-            return &c->out[i];
-    cr_assert_fail("no output %s", slot);
-    return NULL;
-}
-
-static void same_bits(const op_call *a, const char *slot, const op_call *b, const char *other,
-                      int64_t columns)
-{
-    const gpu_slot *x = output(a, slot), *y = output(b, other);
-    cr_assert_eq(slot_count(x), slot_count(y));
-    cr_expect(memcmp(x->data, y->data, (size_t)(slot_count(x) * assay_dtype_bytes(x->dtype))) == 0,
-              "%s of %lld columns in %s: other bits than the operation by itself", slot, (long long)columns,
-              assay_dtype_name(x->dtype));
-}
-
 /* Every number of lanes and of registers, rows of whole turns of the lanes and of others: add, then rmsnorm_fwd, each by its highest
  * rung. */
 Test(gpu_residual_norm, has_the_bits_of_the_two_operations)
@@ -70,9 +51,9 @@ Test(gpu_residual_norm, has_the_bits_of_the_two_operations)
                 run_op(&norm, "rmsnorm_fwd", acts[a]);
                 cr_expect(gpu_ladder_find("rmsnorm_fwd", norm.declared.variant + 1) == NULL &&
                           gpu_ladder_find("add", sum.declared.variant + 1) == NULL);
-                same_bits(&whole, "residual", &sum, "y", widths[i]);
-                same_bits(&whole, "y", &norm, "y", widths[i]);
-                same_bits(&whole, "rstd", &norm, "rstd", widths[i]);
+                expect_same_bits(&whole, "residual", &sum, "y", widths[i]);
+                expect_same_bits(&whole, "y", &norm, "y", widths[i]);
+                expect_same_bits(&whole, "rstd", &norm, "rstd", widths[i]);
                 call_end(&sum);
                 call_end(&norm);
             }

@@ -101,12 +101,7 @@ static parity_report *judge(const launch *l)
     assay_trace_writer *w = open_writer(fresh_path(dir, "fused"), 0, 1, "1");
     write_launch(w, l);
     close_writer(w);
-    assay_trace *t = open_trace(dir);
-    parity_report *r = new_report();
-    must(parity_check_local(t, r));
-    assay_trace_close(t);
-    remove_path(dir);
-    return r;
+    return judge_local(dir);
 }
 
 Test(parity_fused, parts_of_one_launch_are_judged_by_what_they_read)

@@ -50,12 +50,7 @@ static parity_report *linear(int at, float change, bool narrow)
         must(assay_trace_write_op(out, &o));
     }
     close_writer(out);
-    assay_trace *t = open_trace(dir);
-    parity_report *r = new_report();
-    must(parity_check_local(t, r));
-    assay_trace_close(t);
-    remove_path(dir);
-    return r;
+    return judge_local(dir);
 }
 
 /* A correct result that the record calls substituted is no pass: nobody saw the operation's own. A wrong one stays a failure. */
@@ -129,12 +124,7 @@ static parity_report *norm_backward(bool own)
     op_out(&o, "dgamma", put_vector_f32(out, "dg", H, dgamma));
     must(assay_trace_write_op(out, &o));
     close_writer(out);
-    assay_trace *t = open_trace(dir);
-    parity_report *r = new_report();
-    must(parity_check_local(t, r));
-    assay_trace_close(t);
-    remove_path(dir);
-    return r;
+    return judge_local(dir);
 }
 
 /* The output is as far off as the arithmetic that the two outputs used to share allows; its own does not. */
@@ -269,12 +259,7 @@ static parity_report *collective(const call *c)
         json_decref(o.attrs);
         close_writer(w);
     }
-    assay_trace *t = open_trace(dir);
-    parity_report *r = new_report();
-    must(parity_check_local(t, r));
-    assay_trace_close(t);
-    remove_path(dir);
-    return r;
+    return judge_local(dir);
 }
 
 static void expect_call(const call *c, bool good, const char *word)

@@ -47,6 +47,27 @@ static inline void feed(op_call *c, const char *slot, const op_call *from, const
     cr_assert_fail("no output %s", from_slot);
 }
 
+/* NULL: it has none of that name. */
+static inline const gpu_slot *output_of(const op_call *c, const char *slot)
+{
+    for (int i = 0; i < c->n_out; i++)
+        if (strcmp(c->out[i].slot, slot) == 0)
+            return &c->out[i];
+    return NULL;
+}
+
+/* A fused operation's output beside that of the operation by itself. */
+static inline void expect_same_bits(const op_call *whole, const char *slot, const op_call *part,
+                                    const char *other, int64_t columns)
+{
+    const gpu_slot *x = output_of(whole, slot), *y = output_of(part, other);
+    cr_assert(x && y, "no output %s, or no %s", slot, other);
+    cr_assert_eq(slot_count(x), slot_count(y));
+    cr_expect(memcmp(x->data, y->data, (size_t)(slot_count(x) * assay_dtype_bytes(x->dtype))) == 0,
+              "%s of %lld columns in %s: other bits than the operation by itself", slot, (long long)columns,
+              assay_dtype_name(x->dtype));
+}
+
 /* A view of a slot as the reference takes it; integers go to *ints, freed by the caller. */
 static inline ref_value as_value(const gpu_slot *s, double *value, int64_t **ints)
 {

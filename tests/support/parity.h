@@ -159,6 +159,17 @@ static inline parity_report *new_report(void)
     return r;
 }
 
+/* What local says of the trace in `dir`, which is removed. */
+static inline parity_report *judge_local(const char *dir)
+{
+    assay_trace *t = open_trace(dir);
+    parity_report *r = new_report();
+    must(parity_check_local(t, r));
+    assay_trace_close(t);
+    remove_path(dir);
+    return r;
+}
+
 /* First failed result, or NULL. */
 static inline const parity_result *first_failure(const parity_report *r)
 {
