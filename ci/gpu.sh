@@ -64,7 +64,7 @@ slices() {
         echo "sanitizer-$tool 120 460 every operation alone, fastest and plain kernels, under compute-sanitizer --tool $tool"
     done
     echo "debug-memory 60 300 launches one by one (CUDA_LAUNCH_BLOCKING), a dense and an expert model"
-    echo "rates 200 460 assay bench: time of every operation, tokens per second; PyTorch beside it"
+    echo "rates 240 460 assay bench: time of every operation, tokens per second, cuBLASLt's first algorithms and the fastest; PyTorch beside it"
 }
 if $list; then slices | awk '{n = $1; e = $2; l = $3; $1 = $2 = $3 = ""; printf "%-20s expected %3d s, at most %3d s:%s\n", n, e, l, $0}'; exit 0; fi
 for name in ${wanted[@]+"${wanted[@]}"} $inside; do
@@ -188,8 +188,12 @@ timed() { # timed NAME ARGUMENTS...
     note "$code"
     return "$code"
 }
+# The same with the library's first choice of every product, and what is the fastest kept in ASSAY_PRODUCT_PLANS for the runs behind it.
+first_choices() { ASSAY_PRODUCT_PLANS_TIME=1 timed "$@"; }
 slice_rates() {
     "$assay" help | grep -E '^ +bench ' >/dev/null || { cannot "this assay has no verb bench"; return; }
+    export ASSAY_PRODUCT_PLANS=$here/plans
+    first_choices llama-first --case llama --precision bf16
     timed llama --case llama
     timed qwen3_moe --case qwen3_moe
     if $rehearse; then
@@ -202,6 +206,7 @@ slice_rates() {
  "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 128256, "max_position_embeddings": 8192,
  "rms_norm_eps": 1e-05, "rope_theta": 500000.0, "hidden_act": "silu", "attention_bias": false, "mlp_bias": false, "tie_word_embeddings": true}
 CONFIG
+    first_choices large-first --model "$here/model" --draw-weights 1 || return
     timed large --model "$here/model" --draw-weights 1 || return
     if ! python3 -c 'import torch, transformers' 2>/dev/null; then
         cannot "python3 has no torch and transformers: nothing to put beside it"

@@ -3,6 +3,7 @@
 #include "core/base/suggest.h"
 #include "gpu/check.h"
 #include "gpu/ladder.h"
+#include "gpu/product_plans.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -66,6 +67,7 @@ static assay_status gpu_ctx_open(gpu_ctx *ctx, int device, size_t workspace_byte
     ASSAY_TRY(gpu_ctx_check_device(ctx));
     CUDA_TRY(cudaStreamCreateWithFlags(&ctx->stream, cudaStreamNonBlocking));
     CUBLAS_TRY(cublasLtCreate(&ctx->blas));
+    ASSAY_TRY(gpu_product_plans_open(&ctx->plans, ctx->device_name, 10 * ctx->sm_major + ctx->sm_minor));
     if (workspace_bytes > 0)
         CUDA_TRY(cudaMalloc(&ctx->workspace, workspace_bytes));
     ctx->workspace_bytes = workspace_bytes;
@@ -96,6 +98,7 @@ void gpu_ctx_destroy(gpu_ctx *ctx)
         (void)cudaStreamSynchronize(ctx->stream);
     if (ctx->workspace != NULL)
         (void)cudaFree(ctx->workspace);
+    gpu_product_plans_close(ctx->plans);
     if (ctx->blas != NULL)
         (void)cublasLtDestroy(ctx->blas);
     if (ctx->stream != NULL)

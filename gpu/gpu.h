@@ -79,6 +79,7 @@ typedef struct gpu_ctx {
     int sm_count, sm_major, sm_minor;
     cudaStream_t stream; /* compute */
     cublasLtHandle_t blas;
+    struct gpu_product_plans *plans; /* gpu/product_plans.h */
     void *
         workspace; /* call arena: life of one operation, on `stream` alone (gpu_ladder_run refuses another) */
     size_t workspace_bytes;

@@ -1,4 +1,4 @@
-/* Matrix products of the linear layers (linear.cu) and of the experts (grouped.cu); product.cu. */
+/* Matrix products of the linear layers (linear.cu) and of the experts (grouped.cu); product.cu, product_blas.cu. */
 #ifndef GPU_OPS_PRODUCT_CUH
 #define GPU_OPS_PRODUCT_CUH
 
@@ -44,13 +44,18 @@ bool gpu_product_is_nothing(const product *p);
 assay_status gpu_product_plain(const gpu_work *w, const product *p);
 assay_status gpu_product_blas(const gpu_work *w, const product *p);
 
+/* Behind cuBLASLt's: c [m,n] in F32 takes (accumulate: adds) a product `from` that was rounded to the type of a; it adds a bias. */
+assay_status gpu_product_add_stored(const gpu_work *w, const product *p, const void *from);
+assay_status gpu_product_add_bias(const gpu_work *w, const product *p);
+
 /* Whether cuBLASLt has an algorithm for it.  An error counts as yes: gpu_product_blas meets it again and reports it. */
 bool gpu_product_blas_has(const gpu_ctx *ctx, const product *p);
 /* Workspace of any product of these operands. */
 size_t gpu_product_blas_bytes(const gpu_ctx *ctx, const gpu_operands *o);
-/* What cuBLASLt's arithmetic is on this device; the simulator's is one chain. */
+/* What cuBLASLt's arithmetic is on this device; the simulator's first choice is one chain, others begin it elsewhere. */
 void gpu_product_blas_arith(assay_arith *a, const gpu_ctx *ctx, const gpu_operands *o);
 #define GPU_PRODUCT_BLAS_ARITH                                                                               \
-    "the simulator's; sm_90 and bf16: tensor core, k_step 16, guard bits 2; else: order unknown"
+    "the simulator's first choice; sm_90 and bf16: tensor core, k_step 16, guard bits 2; else: order "       \
+    "unknown"
 
 #endif

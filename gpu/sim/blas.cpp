@@ -17,16 +17,15 @@ namespace
 typedef sim::blas_layout layout;
 typedef sim::blas_desc desc;
 typedef sim::blas_product product;
+typedef sim::blas_preference preference;
 static_assert(sizeof(layout) <= sizeof(cublasLtMatrixLayoutOpaque_t), "the opaque layout is too small");
 
 static_assert(sizeof(desc) <= sizeof(cublasLtMatmulDescOpaque_t), "the opaque descriptor is too small");
 
-struct preference {
-    uint64_t workspace;
-    int32_t set;
-};
+static_assert(sizeof(preference) <= sizeof(cublasLtMatmulPreferenceOpaque_t),
+              "the opaque preference is too small");
 
-constexpr int32_t is_set = 0x5e7;
+constexpr int32_t is_set = sim::blas_is_set;
 
 layout *of(cublasLtMatrixLayout_t l)
 {
@@ -76,6 +75,8 @@ void touch(const unsigned char *p, const layout &l, bool write)
 assay_sim_step product_step(void *state)
 {
     const product *p = static_cast<const product *>(state);
+    if (p->workspace_bytes > 0)
+        memset(p->workspace, 0xff, p->workspace_bytes);
     for (int64_t batch = 0; batch < p->d.batch; ++batch) {
         sim::blas_multiply(*p, batch);
     }
@@ -482,7 +483,7 @@ cublasStatus_t cublasLtMatmulPreferenceInit(cublasLtMatmulPreference_t pref)
         return CUBLAS_STATUS_INVALID_VALUE;
     }
     memset(pref, 0, sizeof *pref);
-    reinterpret_cast<preference *>(pref)->set = is_set;
+    *reinterpret_cast<preference *>(pref) = preference{0, {256, 256, 256, 256}, is_set};
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -508,7 +509,12 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
     if (attr == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES) {
         return set_field(pref, {offsetof(preference, workspace), 8}, buf, sizeInBytes);
     }
-    return CUBLAS_STATUS_SUCCESS; /* there is one algorithm to prefer */
+    if (attr >= CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES &&
+        attr <= CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES) {
+        const size_t i = static_cast<size_t>(attr - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES);
+        return set_field(pref, {offsetof(preference, align) + 4 * i, 4}, buf, sizeInBytes);
+    }
+    return CUBLAS_STATUS_SUCCESS; /* no algorithm here differs in it */
 }
 
 cublasStatus_t cublasLtMatmulPreferenceGetAttribute(cublasLtMatmulPreference_t pref,
@@ -532,9 +538,12 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t lightHandle,
                                               cublasLtMatmulHeuristicResult_t heuristicResultsArray[],
                                               int *returnAlgoCount)
 {
-    (void)pref;
     if (lightHandle == nullptr) {
         return CUBLAS_STATUS_NOT_INITIALIZED;
+    }
+    const preference *wish = reinterpret_cast<preference *>(pref);
+    if (wish == nullptr || wish->set != is_set) {
+        return invalid("cublasLtMatmulAlgoGetHeuristic: the preference was not created");
     }
     if (!of(operationDesc) || !of(Adesc) || !of(Bdesc) || !of(Cdesc) || !of(Ddesc) ||
         requestedAlgoCount < 1 || heuristicResultsArray == nullptr || returnAlgoCount == nullptr) {
@@ -551,10 +560,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t lightHandle,
     if (s != CUBLAS_STATUS_SUCCESS) {
         return s;
     }
-    memset(&heuristicResultsArray[0], 0, sizeof heuristicResultsArray[0]);
-    heuristicResultsArray[0].algo.data[0] = is_set;
-    heuristicResultsArray[0].wavesCount = 1.0f;
-    *returnAlgoCount = 1;
+    *returnAlgoCount = sim::blas_offer(p.how, *wish, requestedAlgoCount, heuristicResultsArray);
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -565,9 +571,6 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t lightHandle, cublasLtMatmulDesc_t
                               const cublasLtMatmulAlgo_t *algo, void *workspace, size_t workspaceSizeInBytes,
                               cudaStream_t stream)
 {
-    (void)algo; /* NULL lets the library choose, as in cuBLASLt; there is one */
-    (void)workspace;
-    (void)workspaceSizeInBytes;
     if (lightHandle == nullptr) {
         return CUBLAS_STATUS_NOT_INITIALIZED;
     }
@@ -614,6 +617,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t lightHandle, cublasLtMatmulDesc_t
         if (o.read && (s = check_memory(o.name, o.ptr, *o.l)) != CUBLAS_STATUS_SUCCESS) {
             return s;
         }
+    }
+    if ((s = sim::blas_take(algo, workspace, workspaceSizeInBytes, p)) != CUBLAS_STATUS_SUCCESS) {
+        return s;
     }
     if (p.m == 0 || p.n == 0) {
         return CUBLAS_STATUS_SUCCESS;

@@ -25,6 +25,9 @@ struct blas_desc {
     int64_t bias_stride;
 };
 
+/* Where the chain over k begins, and which way it goes. */
+enum blas_order { BLAS_ASCENDING, BLAS_DESCENDING, BLAS_FROM_MIDDLE };
+
 /* Everything that the product needs, copied at the call. */
 struct blas_product {
     blas_layout a, b, c, d;
@@ -34,7 +37,26 @@ struct blas_product {
     unsigned char *pd;
     int64_t m, n, k;
     bool tf32;
+    blas_order order;
+    void *workspace; /* written with 0xff: it is the library's while a product runs */
+    size_t workspace_bytes;
 };
+
+/* What an initialized descriptor, layout, preference or algorithm begins or ends with. */
+constexpr int32_t blas_is_set = 0x5e7;
+
+struct blas_preference {
+    uint64_t workspace;
+    uint32_t align[4]; /* of A, B, C, D, in bytes */
+    int32_t set;
+};
+
+/* Writes at most `most` of the algorithms that take the product; returns how many. */
+int blas_offer(const blas_desc &how, const blas_preference &wish, int most,
+               cublasLtMatmulHeuristicResult_t *offered);
+/* Gives the product the order and workspace of its algorithm (NULL: the library's choice, as in cuBLASLt), or refuses the call. */
+cublasStatus_t blas_take(const cublasLtMatmulAlgo_t *given, void *workspace, size_t workspace_bytes,
+                         blas_product &p);
 
 size_t blas_size_of(int type); /* of an element; 0: not supported */
 double blas_load(const unsigned char *p, int type);
@@ -46,7 +68,7 @@ void blas_multiply(const blas_product &p, int64_t batch);
 constexpr int64_t panel_rows = 12;
 constexpr int64_t panel_cols = 16;
 
-/* c[r * panel_cols + j] = the chain fma(a[k][r], b[k][j], .) over k ascending, starting from 0, for r < rows at least.
+/* c[r * panel_cols + j] = the chain fma(a[k][r], b[k][j], .) over k in the order in which it is packed, starting from 0, for r < rows at least.
  * a [k][panel_rows], b [k][panel_cols], c [panel_rows][panel_cols].  The vector and the scalar paths give
  * equal bits, because all perform the same chain of correctly rounded operations per element. */
 void blas_panel(float *c, const float *a, const float *b, int64_t k, int64_t rows);

@@ -132,14 +132,22 @@ struct from_bf16 {
     }
 };
 
+/* The i-th index over k. */
+static int64_t index_of(blas_order order, int64_t i, int64_t k)
+{
+    if (order == BLAS_ASCENDING)
+        return i;
+    return order == BLAS_DESCENDING ? k - 1 - i : (i + k / 2) % k;
+}
+
 /* Packs one strip of op(X): `live` of `width` rows of A or columns of B, the rest zeros. */
 template <class T, int64_t width, class From>
 static void pack_from(T *to, const unsigned char *base, int64_t kept_step, int64_t k_step, int64_t live,
-                      int64_t k)
+                      int64_t k, blas_order order)
 {
     typename From::element v;
     for (int64_t i = 0; i < k; ++i) {
-        const unsigned char *from = base + static_cast<size_t>(i * k_step) * sizeof v;
+        const unsigned char *from = base + static_cast<size_t>(index_of(order, i, k) * k_step) * sizeof v;
         if (live == width) {
             for (int64_t r = 0; r < width; ++r) {
                 memcpy(&v, from + static_cast<size_t>(r * kept_step) * sizeof v, sizeof v);
@@ -195,15 +203,15 @@ static void pack(T *to, const blas_product &p, const operand &o, int64_t first)
     const int type = o.layout->type;
     const unsigned char *base = o.data + static_cast<size_t>(first * o.kept_step) * blas_size_of(type);
     if (type == CUDA_R_64F) {
-        pack_from<T, width, from_f64>(to, base, o.kept_step, o.k_step, live, p.k);
+        pack_from<T, width, from_f64>(to, base, o.kept_step, o.k_step, live, p.k, p.order);
     } else if (type == CUDA_R_16F) {
-        pack_from<T, width, from_f16>(to, base, o.kept_step, o.k_step, live, p.k);
+        pack_from<T, width, from_f16>(to, base, o.kept_step, o.k_step, live, p.k, p.order);
     } else if (type == CUDA_R_16BF) {
-        pack_from<T, width, from_bf16>(to, base, o.kept_step, o.k_step, live, p.k);
+        pack_from<T, width, from_bf16>(to, base, o.kept_step, o.k_step, live, p.k, p.order);
     } else if (p.tf32) {
-        pack_from<T, width, from_tf32>(to, base, o.kept_step, o.k_step, live, p.k);
+        pack_from<T, width, from_tf32>(to, base, o.kept_step, o.k_step, live, p.k, p.order);
     } else {
-        pack_from<T, width, from_f32>(to, base, o.kept_step, o.k_step, live, p.k);
+        pack_from<T, width, from_f32>(to, base, o.kept_step, o.k_step, live, p.k, p.order);
     }
 }
 

@@ -72,6 +72,8 @@ static int child_main(parity_run_state *s, int index)
     omp_set_num_threads(processors > s->o.jobs ? (int)(processors / s->o.jobs) : 1);
     /* What a task writes lies in its scratch folder and is read once, by it: waiting for the disk took a fifth of a run. */
     setenv("ASSAY_FSYNC", "0", 0);
+    /* Choices of algorithms may be read from a file (gpu/product_plans.h), but stand still while runs are compared by their bits. */
+    setenv("ASSAY_PRODUCT_PLANS_TIME", "0", 1);
     if (parity_report_create(&report) != ASSAY_OK)
         return 2;
     if (parity_run_task(&s->o, &s->engine, t, report, facts) != ASSAY_OK) {

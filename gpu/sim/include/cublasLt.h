@@ -11,6 +11,12 @@
  * unless the environment variable ASSAY_SIM_TF32=1 asks for operands rounded to TF32 (10 mantissa bits,
  * nearest even) first.
  *
+ * ALGORITHMS.  cublasLtMatmulAlgoGetHeuristic offers up to four: two of the arithmetic above, the first for matrices aligned to 16
+ * bytes; then, also for aligned matrices, one whose k descends (epilogue DEFAULT alone) and one whose k begins in the middle
+ * and wraps around (4096 bytes of workspace, which it writes).  A call whose alignment, epilogue or workspace its algorithm does
+ * not take is refused with CUBLAS_STATUS_NOT_SUPPORTED and a report; no algorithm (NULL) is the second.  What a preference does
+ * not say is 0 bytes of workspace and matrices aligned to 256 bytes, as in cuBLASLt.
+ *
  * Supported: A, B in {R_32F, R_16BF, R_16F} of one type, C and D of that type or R_32F, compute
  * 32F/32F_PEDANTIC/32F_FAST_TF32, scale type R_32F; or all R_64F with compute 64F, scale R_64F.  Orders COL
  * and ROW, each matrix its own.  Epilogues DEFAULT and BIAS (bias of D's type by default, or of
