@@ -84,6 +84,8 @@ static const struct {
     {GPU_SWITCH_UNWAITED_GRADIENTS, "switch:unwaited_gradients", NEED_NONE},
     {GPU_SWITCH_UNWAITED_TOKENS, "switch:unwaited_tokens", NEED_NONE},
     {GPU_SWITCH_UNWAITED_SHARED_EXPERT, "switch:unwaited_shared_expert", NEED_NONE},
+    {GPU_SWITCH_UNWAITED_INPUT_GRADIENT, "switch:unwaited_input_gradient", NEED_TP},
+    {GPU_SWITCH_UNWAITED_SUM, "switch:unwaited_sum", NEED_TP},
     {GPU_SWITCH_REUSED_SLOT, "switch:reused_slot", NEED_NONE},
     {GPU_SWITCH_EARLY_REDUCTION, "switch:early_reduction", NEED_NONE},
     {GPU_SWITCH_STALE_GRAPH, "switch:stale_graph", NEED_STEPS},

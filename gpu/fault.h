@@ -69,6 +69,10 @@ typedef enum {
     "unwaited_tokens" /* the shared expert does not wait for what it reads (--moe-shared-expert-overlap) */
 #define GPU_SWITCH_UNWAITED_SHARED_EXPERT                                                                    \
     "unwaited_shared_expert" /* nobody waits for what it makes (--moe-shared-expert-overlap) */
+#define GPU_SWITCH_UNWAITED_INPUT_GRADIENT                                                                   \
+    "unwaited_input_gradient" /* its sum over tp does not wait for it (--async-tensor-model-parallel-allreduce) */
+#define GPU_SWITCH_UNWAITED_SUM                                                                              \
+    "unwaited_sum" /* nobody waits for that sum (--async-tensor-model-parallel-allreduce) */
 #define GPU_SWITCH_REUSED_SLOT                                                                               \
     "reused_slot" /* gradients are cleared while they are still being scattered (--overlap-grad-reduce) */
 #define GPU_SWITCH_EARLY_REDUCTION                                                                           \

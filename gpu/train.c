@@ -5,6 +5,7 @@
 #include "core/run/inputs.h"
 #include "core/run/outputs.h"
 #include "core/run/stop.h"
+#include "gpu/beside.h"
 #include "gpu/fault.h"
 #include "gpu/graph.h"
 #include "gpu/rules.h"
@@ -361,6 +362,7 @@ void gpu_engine_close(gpu_engine *e, bool failed)
     if (e->run.comm_done)
         (void)cudaEventDestroy(e->run.comm_done);
     gpu_side_destroy(&e->run);
+    gpu_beside_destroy(&e->run);
     if (e->run.comm_stream)
         (void)cudaStreamDestroy(e->run.comm_stream);
     if (e->ctx_ready)

@@ -163,6 +163,10 @@ static const assay_option_row table[] = {
      "count the zeros in the gradients of every step", "Optimizer", EVERYWHERE},
     {"overlap_grad_reduce", ASSAY_OPT_BOOL, MEMBER(overlap_grad_reduce), 0, 0, NULL, "BOOL",
      "reduce gradients while the backward pass goes on", "Optimizer", EVERYWHERE},
+    {"async_tensor_model_parallel_allreduce", ASSAY_OPT_BOOL, MEMBER(async_tensor_model_parallel_allreduce),
+     0, 0, NULL, "BOOL",
+     "sum the gradient of a column-parallel linear's input over tp while the weight's gradient is computed",
+     "Run", EVERYWHERE},
     {"enable_cuda_graph", ASSAY_OPT_BOOL, MEMBER(enable_cuda_graph), 0, 0, NULL, "BOOL",
      "launch the forward and the backward of a microbatch as CUDA graphs (engines gpu, sim; dense models, dp "
      "and zero1)",

@@ -87,7 +87,9 @@ typedef struct assay_train_options {
         log_num_zeros_in_grad; /* zeros in the reduced gradients are counted, once for each set of replicas */
     bool overlap_grad_reduce;  /* reductions begin while the last microbatch's backward goes on */
     bool overlap_param_gather; /* gathers of parameters run ahead of their use */
-    bool enable_cuda_graph;    /* the engine launches a microbatch's passes as graphs: gpu/graph.h */
+    bool
+        async_tensor_model_parallel_allreduce; /* the sum of an input's gradient over tp runs beside the product of the weight's */
+    bool enable_cuda_graph; /* the engine launches a microbatch's passes as graphs: gpu/graph.h */
     assay_recompute_granularity recompute_granularity;
     assay_recompute_method recompute_method;
     int64_t recompute_num_layers;                   /* 0 = 1 */

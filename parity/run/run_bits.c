@@ -34,7 +34,10 @@ static assay_status turn_overlap(const parity_task_state *s, assay_train_options
         o->overlap_param_gather = p.zero_stage > 0 && !o->overlap_param_gather;
     if (shared)
         o->moe_shared_expert_overlap = !o->moe_shared_expert_overlap;
-    *any = reduces || shared;
+    const bool sums = p.tensor_model_parallel_size > 1;
+    if (sums)
+        o->async_tensor_model_parallel_allreduce = !o->async_tensor_model_parallel_allreduce;
+    *any = reduces || shared || sums;
     return ASSAY_OK;
 }
 
