@@ -6,12 +6,11 @@
 assay_status gpu_beside_create(gpu_run *run)
 {
     gpu_beside *b = &run->beside;
-    if (b->stream != NULL)
-        return ASSAY_OK;
     CUDA_TRY(cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking));
-    CUDA_TRY(cudaEventCreateWithFlags(&b->begun, cudaEventDisableTiming));
-    for (int i = 0; i < GPU_BESIDE_SLOTS; i++)
+    for (int i = 0; i < GPU_BESIDE_SLOTS; i++) {
+        CUDA_TRY(cudaEventCreateWithFlags(&b->begun[i], cudaEventDisableTiming));
         CUDA_TRY(cudaEventCreateWithFlags(&b->done[i], cudaEventDisableTiming));
+    }
     return ASSAY_OK;
 }
 
@@ -31,20 +30,21 @@ void gpu_beside_destroy(gpu_run *run)
         swap(run);
     if (b->stream != NULL)
         (void)cudaStreamDestroy(b->stream);
-    if (b->begun != NULL)
-        (void)cudaEventDestroy(b->begun);
-    for (int i = 0; i < GPU_BESIDE_SLOTS; i++)
+    for (int i = 0; i < GPU_BESIDE_SLOTS; i++) {
+        if (b->begun[i] != NULL)
+            (void)cudaEventDestroy(b->begun[i]);
         if (b->done[i] != NULL)
             (void)cudaEventDestroy(b->done[i]);
+    }
     *b = (gpu_beside){0};
 }
 
-assay_status gpu_beside_begin(gpu_run *run, const char *fault)
+assay_status gpu_beside_begin(gpu_run *run, int slot, const char *fault)
 {
     gpu_beside *b = &run->beside;
-    CUDA_TRY(cudaEventRecord(b->begun, run->ctx.stream));
+    CUDA_TRY(cudaEventRecord(b->begun[slot], run->ctx.stream));
     if (!gpu_fault_switch(run, fault))
-        CUDA_TRY(cudaStreamWaitEvent(b->stream, b->begun, 0));
+        CUDA_TRY(cudaStreamWaitEvent(b->stream, b->begun[slot], 0));
     swap(run);
     return ASSAY_OK;
 }

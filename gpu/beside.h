@@ -12,9 +12,10 @@ ASSAY_BEGIN_DECLS
 /* Creates it where an option and the layout use it. */
 assay_status gpu_beside_create(gpu_run *run);
 void gpu_beside_destroy(gpu_run *run);
-/* What is issued until end runs on it, behind everything that the compute stream holds now.  fault: the word (gpu/fault.h) that
- * takes this event away. */
-assay_status gpu_beside_begin(gpu_run *run, const char *fault);
+/* What is issued until end runs on it, behind everything that the stream of the context (the compute stream, or the side's) holds
+ * now.  Every slot has events of its own: each is recorded again only behind what it was recorded behind before.  fault: the word
+ * (gpu/fault.h) that takes this event away. */
+assay_status gpu_beside_begin(gpu_run *run, int slot, const char *fault);
 /* What was issued so far is what join(slot) waits for. */
 assay_status gpu_beside_mark(gpu_run *run, int slot);
 assay_status gpu_beside_end(gpu_run *run);

@@ -4,6 +4,7 @@
 #include "gpu/fault.h"
 #include "gpu/ladder.h"
 #include "gpu/layer.h"
+#include "gpu/parallel/halves.h"
 #include "gpu/side.h"
 #include "gpu/stage.h"
 
@@ -296,9 +297,9 @@ static assay_status call_arena(gpu_model *m)
                         m->config->moe_shared_expert_intermediate_size > 0;
     if (beside)
         ASSAY_TRY(gpu_side_create(m->run));
-    return m->options->async_tensor_model_parallel_allreduce && m->tp > 1 && !gpu_run_is_watched(m->run)
-               ? gpu_beside_create(m->run)
-               : ASSAY_OK;
+    const bool sums =
+        m->options->async_tensor_model_parallel_allreduce && m->tp > 1 && !gpu_run_is_watched(m->run);
+    return sums || gpu_has_halves(m) ? gpu_beside_create(m->run) : ASSAY_OK;
 }
 
 /* Counts of a step: every microbatch's forward writes its row, so nothing needs to be cleared. */

@@ -52,10 +52,16 @@ typedef struct gpu_side {
 } gpu_side;
 
 /* A communication stream beside products (gpu/beside.h). */
-enum { GPU_BESIDE_SUM, GPU_BESIDE_SLOTS };
+enum {
+    GPU_BESIDE_SUM,        /* of an input's gradient over tp */
+    GPU_BESIDE_FIRST_HALF, /* rows of half h of the experts have arrived: + h */
+    GPU_BESIDE_SECOND_HALF,
+    GPU_BESIDE_RETURNED, /* rows of the experts are back */
+    GPU_BESIDE_SLOTS
+};
 typedef struct gpu_beside {
     cudaStream_t stream; /* NULL: there is none */
-    cudaEvent_t begun, done[GPU_BESIDE_SLOTS];
+    cudaEvent_t begun[GPU_BESIDE_SLOTS], done[GPU_BESIDE_SLOTS];
     bool open; /* between begin and end: the context has this stream */
 } gpu_beside;
 

@@ -62,6 +62,8 @@ static assay_status read_inputs(gpu_engine *e)
     ASSAY_TRY(check_sharding(o, &e->grid));
     if (o->enable_cuda_graph)
         ASSAY_TRY(assay_inputs_cuda_graph(o, &e->config, &e->grid.p));
+    if (o->moe_alltoall_halves)
+        ASSAY_TRY(assay_inputs_halves(o, &e->config, &e->grid.p));
     ASSAY_CHECK(e->grid.world == e->env.world, ASSAY_MISMATCH,
                 "layout %s needs %d ranks, %d were started (by %s)", o->layout, e->grid.world, e->env.world,
                 e->env.launcher);

@@ -44,6 +44,26 @@ assay_status gpu_grouped_linear_bwd_weight(gpu_model *m, const char *at, gpu_val
                     GPU_I("accumulate", accumulates(m, weight)));
 }
 
+/* Whether the product is the gradient is asked once: each part has experts of its own. */
+assay_status gpu_grouped_linear_bwd_weight_parts(gpu_model *m, const char *at, const gpu_expert_part *part,
+                                                 int n, gpu_param *weight)
+{
+    gpu_value *dweight = gpu_param_grad(m, weight);
+    if (dweight == NULL)
+        return ASSAY_OK;
+    const bool accumulate = accumulates(m, weight);
+    for (int i = 0; i < n; i++) {
+        gpu_value mine = *dweight;
+        mine.t = gpu_tensor_rows(dweight->t, part[i].first, part[i].experts);
+        ASSAY_TRY(GPU_CALL(m->run, "grouped_linear_bwd_weight", at, GPU_T("dy", part[i].dy),
+                           GPU_T("x", part[i].x), GPU_T("tokens_per_expert", part[i].tokens_per_expert),
+                           GPU_T("dweight", &mine), GPU_FUSION(m), GPU_I("accumulate", accumulate)));
+    }
+    if (!m->run->dry)
+        gpu_value_touch(m->run, dweight);
+    return ASSAY_OK;
+}
+
 /* --- column-parallel linears -------------------------------------------------------------------------------- */
 static assay_status parameter_grads(gpu_model *m, const gpu_column_linear *c, gpu_value *dy, gpu_value *whole)
 {
@@ -73,7 +93,7 @@ assay_status gpu_column_linear_bwd(gpu_model *m, const gpu_column_linear *c, gpu
         return gpu_column_parallel_input_bwd(m, c->sp, c->reduce, c->gather, dx, dwhole, x);
     }
     ASSAY_TRY(input_grad(m, c, dwhole, dy));
-    ASSAY_TRY(gpu_beside_begin(run, GPU_SWITCH_UNWAITED_INPUT_GRADIENT));
+    ASSAY_TRY(gpu_beside_begin(run, GPU_BESIDE_SUM, GPU_SWITCH_UNWAITED_INPUT_GRADIENT));
     ASSAY_TRY(gpu_column_parallel_input_bwd(m, c->sp, c->reduce, c->gather, dx, dwhole, x));
     ASSAY_TRY(gpu_beside_mark(run, GPU_BESIDE_SUM));
     ASSAY_TRY(gpu_beside_end(run));

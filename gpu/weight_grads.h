@@ -12,6 +12,13 @@ assay_status gpu_linear_bwd_weight(gpu_model *m, const char *at, gpu_value *dy, 
 assay_status gpu_linear_bwd_bias(gpu_model *m, const char *at, gpu_value *dy, gpu_param *bias);
 assay_status gpu_grouped_linear_bwd_weight(gpu_model *m, const char *at, gpu_value *dy, gpu_value *x,
                                            gpu_value *tokens_per_expert, gpu_param *weight);
+/* The same for some of a layer's experts at a time, n parts with rows of their own. */
+typedef struct gpu_expert_part {
+    gpu_value *dy, *x, *tokens_per_expert;
+    int64_t first, experts; /* of the local ones */
+} gpu_expert_part;
+assay_status gpu_grouped_linear_bwd_weight_parts(gpu_model *m, const char *at, const gpu_expert_part *part,
+                                                 int n, gpu_param *weight);
 
 /* A column-parallel linear y = x W^T + b, x gathered to `whole` (gpu_column_parallel_input). */
 typedef struct gpu_column_linear {

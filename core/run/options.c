@@ -207,6 +207,8 @@ static const assay_option_row table[] = {
         "random logits in place of the router's, the same in every layout; gradients go straight through"),
     ROW_BOOL(moe_shared_expert_overlap, EVERYWHERE, "Mixture of experts",
              "the shared expert runs beside the dispatch of tokens to the others"),
+    ROW_BOOL(moe_alltoall_halves, EVERYWHERE, "Mixture of experts",
+             "rows of one half of a rank's experts travel while the other half computes"),
     ROW_BOOL(moe_pad_expert_input_to_capacity, EVERYWHERE, "Mixture of experts",
              "every expert computes as many rows as its capacity, zeros where tokens are missing"),
     ROW_ENUM(moe_router_padding_for_quantization, padding_words, "none|fp8|mxfp8", EVERYWHERE,

@@ -102,9 +102,10 @@ typedef struct assay_train_options {
     double moe_router_bias_update_rate;
     double moe_expert_capacity_factor; /* 0 = every token reaches its experts */
     assay_drop_policy moe_token_drop_policy;
-    assay_router_dtype moe_router_dtype;   /* fp64 is refused by assay_inputs_take_config */
-    bool moe_router_force_load_balancing;  /* experts are chosen by random logits */
-    bool moe_shared_expert_overlap;        /* the shared expert runs beside the dispatch */
+    assay_router_dtype moe_router_dtype;  /* fp64 is refused by assay_inputs_take_config */
+    bool moe_router_force_load_balancing; /* experts are chosen by random logits */
+    bool moe_shared_expert_overlap;       /* the shared expert runs beside the dispatch */
+    bool moe_alltoall_halves; /* the experts' rows travel in two halves, beside the products of the other */
     bool moe_pad_expert_input_to_capacity; /* every expert has as many rows as it may take */
     assay_row_padding moe_router_padding_for_quantization;
     assay_token_dispatcher moe_token_dispatcher_type;

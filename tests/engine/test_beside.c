@@ -118,3 +118,99 @@ Test(engine_beside, a_sum_that_nobody_waits_for_shows)
     must_show("tp2", SUMS, "unwaited_sum");
     must_show("tp2,sp", SUMS, "unwaited_sum");
 }
+
+/* --- the experts' rows in halves ------------------------------------------------------------------------------ */
+#define HALVES "--moe-alltoall-halves"
+
+Test(engine_beside, halves_dp2_ep2)
+{
+    same_bits("dp2,ep2", 2, "--precision fp32", HALVES);
+}
+Test(engine_beside, halves_dp2_ep2_bf16_with_the_shared_expert_beside)
+{
+    same_bits("dp2,ep2", 2, "--precision bf16", HALVES " --moe-shared-expert-overlap");
+}
+/* Seven tokens, two of six experts for each: some halves are empty; the two ranks' sequence pieces are uneven. */
+Test(engine_beside, halves_tp2_sp_ep2_dp4)
+{
+    same_bits("tp2,sp,ep2,dp4", 8, "--precision bf16 --calculate-per-token-loss", HALVES);
+}
+Test(engine_beside, halves_cp2_ep2)
+{
+    same_bits("cp2,ep2", 2, "--precision bf16", HALVES);
+}
+Test(engine_beside, halves_tp2_sp_ep2)
+{
+    same_bits("tp2,sp,ep2", 2, "--precision bf16", HALVES " " SUMS " --moe-shared-expert-overlap");
+    same_bits("tp2,ep2", 2, "--precision fp32", HALVES " " SUMS);
+}
+Test(engine_beside, halves_tp2_sp_dp2_ep2_etp1_zero3)
+{
+    same_bits("tp2,sp,ep2,dp2,zero3", 4, "--precision bf16",
+              HALVES " --overlap-grad-reduce --overlap-param-gather");
+}
+Test(engine_beside, halves_pp3_dp2_ep2)
+{
+    same_bits("pp3,dp2,ep2", 6, "--precision fp32", HALVES);
+}
+Test(engine_beside, halves_with_capacity)
+{
+    same_bits("dp2,ep2", 2, "--precision fp32 --moe-expert-capacity-factor 0.6", HALVES);
+}
+Test(engine_beside, halves_with_padding)
+{
+    same_bits("dp2,ep2", 2,
+              "--precision bf16 --moe-expert-capacity-factor 0.9 --moe-pad-expert-input-to-capacity", HALVES);
+    same_bits("dp2,ep2", 2, "--precision fp32 --moe-router-padding-for-quantization mxfp8", HALVES);
+}
+/* Frozen and stored weight gradients. */
+Test(engine_beside, halves_unfused_and_frozen)
+{
+    same_bits("dp2,ep2", 2, "--precision bf16 --gradient-accumulation-fusion=false", HALVES);
+    same_bits("dp2,ep2", 2, "--precision bf16 --freeze decoder.layers.*.mlp.experts.linear_fc1.weight",
+              HALVES);
+}
+/* Layers, and activations alone, that run again; the shared expert beside the dispatch again, too. */
+Test(engine_beside, halves_that_run_again)
+{
+    same_bits("dp2,ep2", 2, "--precision bf16 --recompute-granularity full",
+              HALVES " --moe-shared-expert-overlap");
+    same_bits("tp2,sp,ep2", 2,
+              "--precision bf16 --recompute-granularity selective --recompute-modules "
+              "core_attn,layernorm,mlp,moe_act,shared_experts",
+              HALVES " " SUMS " --moe-shared-expert-overlap");
+    same_bits("dp2,ep2", 2, "--precision fp32 --recompute-granularity selective --recompute-modules moe",
+              HALVES " --moe-shared-expert-overlap");
+}
+/* What has no halves is refused by name. */
+Test(engine_beside, refusals)
+{
+    char line[4 * ENGINE_PATH];
+    const char *model = write_inputs();
+    static const char *const rows[][2] = {
+        {"dp2", "moe_alltoall_halves: without ep no row of an expert travels"},
+        {"tp2,sp,etp2,dp2,ep2", "moe_alltoall_halves: rows that are gathered over etp travel whole"},
+        {"dp2,ep2 --moe-token-dispatcher-type allgather",
+         "moe_alltoall_halves: the all-gather dispatcher sends tokens, not the rows of experts"},
+        {"cp3,dp2,ep6", "moe_alltoall_halves: a rank has one expert, which has no halves"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        snprintf(line, sizeof line, "step --model %s --batch %s --out %s --layout %s " HALVES " " OPTIONS,
+                 model, engine_file("train"), engine_file("out"), rows[i][0]);
+        engine_must_fail(2, rows[i][1], line);
+    }
+}
+Test(engine_beside, rows_that_are_not_made_yet_show)
+{
+    must_show("dp2,ep2", HALVES, "unwaited_rows");
+}
+Test(engine_beside, a_half_that_nobody_waits_for_shows)
+{
+    must_show("dp2,ep2", HALVES, "unwaited_half");
+    must_show("tp2,sp,ep2", HALVES, "unwaited_half");
+    must_show("dp2,ep2", HALVES " --recompute-granularity full", "unwaited_half");
+}
+Test(engine_beside, rows_that_nobody_waits_for_on_the_way_back_show)
+{
+    must_show("dp2,ep2", HALVES, "unwaited_return");
+}
