@@ -293,6 +293,15 @@ static assay_status moe_bwd(gpu_model *m, gpu_layer *l, gpu_layer_acts *acts, gp
     return gpu_scatter_to_sequence_parallel_region_bwd(m, "mlp.scatter", dx, &dtokens);
 }
 
+static assay_status activation_again(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts *a)
+{
+    if (!gpu_has_halves(m))
+        return activation_fwd(m, mb, a);
+    for (int h = 0; h < GPU_HALVES; h++)
+        ASSAY_TRY(activation_fwd(m, mb, &a->half[h]));
+    return ASSAY_OK;
+}
+
 static assay_status moe_again(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *acts)
 {
     gpu_moe_acts *a = &acts->moe;
@@ -301,10 +310,8 @@ static assay_status moe_again(gpu_model *m, gpu_microbatch_state *mb, gpu_layer 
     gpu_value shared;
     if (modules & ASSAY_RECOMPUTE_LAYERNORM)
         ASSAY_TRY(tokens_fwd(m, a, &acts->norm));
-    for (int h = 0; h < GPU_HALVES && (modules & ASSAY_RECOMPUTE_MOE_ACT) && gpu_has_halves(m); h++)
-        ASSAY_TRY(activation_fwd(m, mb, &a->half[h]));
-    if ((modules & ASSAY_RECOMPUTE_MOE_ACT) && !gpu_has_halves(m))
-        ASSAY_TRY(activation_fwd(m, mb, a));
+    if (modules & ASSAY_RECOMPUTE_MOE_ACT)
+        ASSAY_TRY(activation_again(m, mb, a));
     if (l->moe.shared.linear_fc1 == NULL)
         return ASSAY_OK;
     if (modules & ASSAY_RECOMPUTE_SHARED_EXPERTS)
