@@ -233,13 +233,14 @@ static assay_status attention_bwd(gpu_model *m, gpu_layer *l, gpu_layer_acts *ac
                        GPU_NEW("dx", &d_o, gpu_grad_of(m, &a->o))));
     ASSAY_TRY(gpu_context_attention_bwd(m, l, a, &dq, &dk, &dv, &d_o));
     ASSAY_TRY(heads_bwd(m, w, a, &dqkv, &dq, &dk, &dv));
-    ASSAY_TRY(gpu_linear_bwd_bias(m, "self_attention.linear_qkv", &dqkv, w->linear_qkv_bias));
-    ASSAY_TRY(gpu_linear_bwd_weight(m, "self_attention.linear_qkv", &dqkv, &a->whole, w->linear_qkv));
-    ASSAY_TRY(GPU_CALL(run, "linear_bwd_input", "self_attention.linear_qkv", GPU_T("dy", &dqkv),
-                       GPU_T("weight", gpu_param_use(m, w->linear_qkv)),
-                       GPU_NEW("dx", &dwhole, gpu_partial(m, gpu_grad_of(m, &a->whole), ASSAY_GROUP_TP))));
-    return gpu_column_parallel_input_bwd(m, m->sp, "self_attention.reduce_grad", "self_attention.gather", dx,
-                                         &dwhole, &acts->input_norm);
+    const gpu_column_linear c = {.at = "self_attention.linear_qkv",
+                                 .reduce = "self_attention.reduce_grad",
+                                 .gather = "self_attention.gather",
+                                 .weight = w->linear_qkv,
+                                 .bias = w->linear_qkv_bias,
+                                 .sp = m->sp};
+    dwhole = gpu_partial(m, gpu_grad_of(m, &a->whole), ASSAY_GROUP_TP);
+    return gpu_column_linear_bwd(m, &c, dx, &dwhole, &dqkv, &a->whole, &acts->input_norm);
 }
 
 static const gpu_kind_param params[] = {

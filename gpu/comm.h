@@ -6,9 +6,11 @@
  * the stream and the communicators' asynchronous errors under a time limit, so that a missing or mismatched
  * rank ends the run with the last calls of this rank on stderr instead of a hang.
  *
- * Two communicators can be in flight at once: buckets of gradients on the communication stream, everything else on the compute
- * stream.  Where devices run them in different orders, NCCL's kernels wait for each other for ever.  One thread of a rank issues
- * all calls, from one schedule that all ranks of a stage share (the plan holds every rank's records to it), and
+ * Several communicators can be in flight at once: buckets of gradients on the communication stream, sums and rows of activations
+ * that have products beside them on another (gpu/beside.h), the shared expert's on the side's, everything else on the compute stream.
+ * One communicator's calls on two streams are ordered by events.  Where devices run different communicators' calls in different
+ * orders, NCCL's kernels wait for each other for ever.  One thread of a rank issues all calls, from one schedule that all ranks of a
+ * stage share (the plan holds every rank's records to it), and
  * NCCL_LAUNCH_ORDER_IMPLICIT=1 (NCCL 2.26) makes the device keep that order across communicators and streams; a value that is set
  * already stays. */
 #ifndef GPU_COMM_H

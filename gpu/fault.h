@@ -69,6 +69,16 @@ typedef enum {
     "unwaited_tokens" /* the shared expert does not wait for what it reads (--moe-shared-expert-overlap) */
 #define GPU_SWITCH_UNWAITED_SHARED_EXPERT                                                                    \
     "unwaited_shared_expert" /* nobody waits for what it makes (--moe-shared-expert-overlap) */
+#define GPU_SWITCH_UNWAITED_INPUT_GRADIENT                                                                   \
+    "unwaited_input_gradient" /* its sum over tp does not wait for it (--async-tensor-model-parallel-allreduce) */
+#define GPU_SWITCH_UNWAITED_SUM                                                                              \
+    "unwaited_sum" /* nobody waits for that sum (--async-tensor-model-parallel-allreduce) */
+#define GPU_SWITCH_UNWAITED_ROWS                                                                             \
+    "unwaited_rows" /* token rows are sent before they are made (--moe-alltoall-halves) */
+#define GPU_SWITCH_UNWAITED_HALF                                                                             \
+    "unwaited_half" /* experts do not wait for the rows of their half (--moe-alltoall-halves) */
+#define GPU_SWITCH_UNWAITED_RETURN                                                                           \
+    "unwaited_return" /* nobody waits for the rows that come back (--moe-alltoall-halves) */
 #define GPU_SWITCH_REUSED_SLOT                                                                               \
     "reused_slot" /* gradients are cleared while they are still being scattered (--overlap-grad-reduce) */
 #define GPU_SWITCH_EARLY_REDUCTION                                                                           \

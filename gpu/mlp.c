@@ -47,15 +47,16 @@ assay_status gpu_mlp_bwd(gpu_model *m, const gpu_mlp_desc *d, gpu_mlp_acts *a, g
                        GPU_NEW("dx", &dact, gpu_grad_of(m, &a->act))));
     ASSAY_TRY(GPU_CALL(run, "swiglu_bwd", d->activation, GPU_T("dy", &dact), GPU_T("x", &a->fc1),
                        GPU_NEW("dx", &dfc1, gpu_grad_of(m, &a->fc1))));
-    ASSAY_TRY(gpu_linear_bwd_bias(m, d->linear_fc1, &dfc1, w->linear_fc1_bias));
-    ASSAY_TRY(gpu_linear_bwd_weight(m, d->linear_fc1, &dfc1, &a->whole, w->linear_fc1));
     dwhole =
         d->only_branch ? gpu_grad_of(m, &a->whole) : gpu_tokens(m, &m->scratch, false, gpu_dim_hidden(m));
     dwhole = gpu_partial(m, dwhole, ASSAY_GROUP_TP);
-    ASSAY_TRY(GPU_CALL(run, "linear_bwd_input", d->linear_fc1, GPU_T("dy", &dfc1),
-                       GPU_T("weight", gpu_param_use(m, w->linear_fc1)), GPU_T("dx", &dwhole)));
-    return gpu_column_parallel_input_bwd(m, d->sp, d->reduce_grad, d->gather, dx, &dwhole,
-                                         d->only_branch ? x : NULL);
+    const gpu_column_linear c = {.at = d->linear_fc1,
+                                 .reduce = d->reduce_grad,
+                                 .gather = d->gather,
+                                 .weight = w->linear_fc1,
+                                 .bias = w->linear_fc1_bias,
+                                 .sp = d->sp};
+    return gpu_column_linear_bwd(m, &c, dx, &dwhole, &dfc1, &a->whole, d->only_branch ? x : NULL);
 }
 
 /* --- the dense MLP of a layer ------------------------------------------------------------------------------- */

@@ -112,6 +112,7 @@ typedef struct gpu_mlp_acts {
     gpu_value whole, fc1, act, fc2; /* whole: what linear_fc1 reads; fc2: name and dimensions only */
 } gpu_mlp_acts;
 
+enum { GPU_HALVES = 2 }; /* of the experts: gpu/parallel/halves.h */
 typedef struct gpu_moe_acts {
     gpu_value tokens;                 /* token shard of the norm's output, a view where possible */
     gpu_value jittered, jitter_token; /* what gating reads: the tokens, or with jitter a copy; I64 [T] */
@@ -136,6 +137,9 @@ typedef struct gpu_moe_acts {
     int64_t *token_counts, all_tokens; /* allgather: tokens of every rank of the group [ep * etp], of all */
     gpu_mlp_acts shared;
     gpu_value shared_out, shared_gate;
+    struct gpu_moe_acts *half; /* [GPU_HALVES], those of the layer */
+    /* of a half: which local experts, the first row for each ep rank among this rank's [ep]; n_experts 0: it is none */
+    int64_t first_expert, n_experts, *send_start;
 } gpu_moe_acts;
 
 /* What a layer keeps lies above these marks of its microbatch: the device's arena and the staging. */
@@ -153,7 +157,7 @@ typedef struct gpu_layer_acts {
     gpu_value norm, rstd;     /* entering the MLP */
     gpu_value mixed, mlp_out; /* what mixer and MLP add, before dropout: name and dimensions only */
     gpu_mlp_acts mlp;
-    gpu_moe_acts moe;
+    gpu_moe_acts moe, half[GPU_HALVES];
 } gpu_layer_acts;
 
 typedef struct gpu_output_acts {

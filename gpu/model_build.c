@@ -1,8 +1,10 @@
 /* Which parameters, layers and sizes this rank has, and the memory that they need. */
+#include "gpu/beside.h"
 #include "gpu/call.h"
 #include "gpu/fault.h"
 #include "gpu/ladder.h"
 #include "gpu/layer.h"
+#include "gpu/parallel/halves.h"
 #include "gpu/side.h"
 #include "gpu/stage.h"
 
@@ -293,7 +295,11 @@ static assay_status call_arena(gpu_model *m)
     }
     const bool beside = m->options->moe_shared_expert_overlap && !gpu_run_is_watched(m->run) &&
                         m->config->moe_shared_expert_intermediate_size > 0;
-    return beside ? gpu_side_create(m->run) : ASSAY_OK;
+    if (beside)
+        ASSAY_TRY(gpu_side_create(m->run));
+    const bool sums =
+        m->options->async_tensor_model_parallel_allreduce && m->tp > 1 && !gpu_run_is_watched(m->run);
+    return sums || gpu_has_halves(m) ? gpu_beside_create(m->run) : ASSAY_OK;
 }
 
 /* Counts of a step: every microbatch's forward writes its row, so nothing needs to be cleared. */

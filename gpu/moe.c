@@ -3,6 +3,7 @@
 #include "gpu/fault.h"
 #include "gpu/layer.h"
 #include "gpu/parallel/expert.h"
+#include "gpu/parallel/halves.h"
 #include "gpu/parallel/tensor.h"
 #include "gpu/side.h"
 #include "gpu/weight_grads.h"
@@ -40,39 +41,111 @@ static assay_status activation_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_m
         GPU_NEW("y", &a->act, expert_rows(m, gpu_module_arena(m, mb, ASSAY_RECOMPUTE_MOE_ACT), a, F)));
 }
 
+/* The weights of the experts that a is about: all local ones, or with halves some of them, in *some. */
+static gpu_value *weight_of(gpu_model *m, gpu_param *weight, const gpu_moe_acts *a, gpu_value *some)
+{
+    gpu_value *all = gpu_param_use(m, weight);
+    if (a->n_experts == 0)
+        return all;
+    *some = *all;
+    some->t = gpu_tensor_rows(all->t, a->first_expert, a->n_experts);
+    return some;
+}
+
 static assay_status experts_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_moe_acts *a)
 {
     gpu_run *run = m->run;
     const int64_t H = m->config->hidden_size, F = m->config->moe_ffn_hidden_size / m->etp;
+    gpu_value some;
     ASSAY_TRY(GPU_CALL(run, "grouped_linear_fwd", "mlp.experts.linear_fc1", GPU_T("x", &a->expert_in),
-                       GPU_T("weight", gpu_param_use(m, l->moe.experts_fc1)),
+                       GPU_T("weight", weight_of(m, l->moe.experts_fc1, a, &some)),
                        GPU_T("tokens_per_expert", &a->local_counts),
                        GPU_NEW("y", &a->fc1, expert_rows(m, &mb->arena, a, 2 * F))));
     ASSAY_TRY(activation_fwd(m, mb, a));
     return GPU_CALL(run, "grouped_linear_fwd", "mlp.experts.linear_fc2", GPU_T("x", &a->act),
-                    GPU_T("weight", gpu_param_use(m, l->moe.experts_fc2)),
+                    GPU_T("weight", weight_of(m, l->moe.experts_fc2, a, &some)),
                     GPU_T("tokens_per_expert", &a->local_counts),
                     GPU_NEW("y", &a->fc2, expert_rows(m, &m->scratch, a, H)));
 }
 
-static assay_status experts_bwd(gpu_model *m, gpu_layer *l, gpu_moe_acts *a, gpu_value *dfc2,
-                                gpu_value *drows, gpu_value *dprobs)
+/* Gradients inside the experts. */
+typedef struct expert_grads {
+    gpu_value dfc2, dact, dfc1, drows, dprobs;
+} expert_grads;
+
+/* dfc2 -> dact, dfc1, dprobs */
+static assay_status activation_bwd(gpu_model *m, gpu_layer *l, gpu_moe_acts *a, expert_grads *g)
 {
-    gpu_run *run = m->run;
-    gpu_value dact, dfc1, *counts = &a->local_counts;
-    ASSAY_TRY(gpu_grouped_linear_bwd_weight(m, "mlp.experts.linear_fc2", dfc2, &a->act, counts,
+    gpu_value some;
+    ASSAY_TRY(GPU_CALL(m->run, "grouped_linear_bwd_input", "mlp.experts.linear_fc2", GPU_T("dy", &g->dfc2),
+                       GPU_T("weight", weight_of(m, l->moe.experts_fc2, a, &some)),
+                       GPU_T("tokens_per_expert", &a->local_counts),
+                       GPU_NEW("dx", &g->dact, gpu_grad_of(m, &a->act))));
+    return GPU_CALL(m->run, "swiglu_bwd", "mlp.experts.activation", GPU_T("dy", &g->dact),
+                    GPU_T("x", &a->fc1), GPU_T("probs", &a->expert_probs),
+                    GPU_NEW("dx", &g->dfc1, gpu_grad_of(m, &a->fc1)),
+                    GPU_NEW("dprobs", &g->dprobs, part_of_grad(m, &a->expert_probs)));
+}
+
+/* dfc1 -> drows */
+static assay_status expert_rows_bwd(gpu_model *m, gpu_layer *l, gpu_moe_acts *a, expert_grads *g)
+{
+    gpu_value some;
+    return GPU_CALL(m->run, "grouped_linear_bwd_input", "mlp.experts.linear_fc1", GPU_T("dy", &g->dfc1),
+                    GPU_T("weight", weight_of(m, l->moe.experts_fc1, a, &some)),
+                    GPU_T("tokens_per_expert", &a->local_counts),
+                    GPU_NEW("dx", &g->drows, part_of_grad(m, &a->expert_in)));
+}
+
+static assay_status experts_bwd(gpu_model *m, gpu_layer *l, gpu_moe_acts *a, expert_grads *g)
+{
+    gpu_value *counts = &a->local_counts;
+    ASSAY_TRY(gpu_grouped_linear_bwd_weight(m, "mlp.experts.linear_fc2", &g->dfc2, &a->act, counts,
                                             l->moe.experts_fc2));
-    ASSAY_TRY(GPU_CALL(run, "grouped_linear_bwd_input", "mlp.experts.linear_fc2", GPU_T("dy", dfc2),
-                       GPU_T("weight", gpu_param_use(m, l->moe.experts_fc2)),
-                       GPU_T("tokens_per_expert", counts), GPU_NEW("dx", &dact, gpu_grad_of(m, &a->act))));
-    ASSAY_TRY(GPU_CALL(run, "swiglu_bwd", "mlp.experts.activation", GPU_T("dy", &dact), GPU_T("x", &a->fc1),
-                       GPU_T("probs", &a->expert_probs), GPU_NEW("dx", &dfc1, gpu_grad_of(m, &a->fc1)),
-                       GPU_NEW("dprobs", dprobs, part_of_grad(m, &a->expert_probs))));
-    ASSAY_TRY(gpu_grouped_linear_bwd_weight(m, "mlp.experts.linear_fc1", &dfc1, &a->expert_in, counts,
+    ASSAY_TRY(activation_bwd(m, l, a, g));
+    ASSAY_TRY(gpu_grouped_linear_bwd_weight(m, "mlp.experts.linear_fc1", &g->dfc1, &a->expert_in, counts,
                                             l->moe.experts_fc1));
-    return GPU_CALL(run, "grouped_linear_bwd_input", "mlp.experts.linear_fc1", GPU_T("dy", &dfc1),
-                    GPU_T("weight", gpu_param_use(m, l->moe.experts_fc1)), GPU_T("tokens_per_expert", counts),
-                    GPU_NEW("dx", drows, part_of_grad(m, &a->expert_in)));
+    return expert_rows_bwd(m, l, a, g);
+}
+
+/* --- experts in halves -------------------------------------------------------------------------------------- */
+/* The rows of the second half travel while the first computes, those of the first go back while the second does. */
+static assay_status halves_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_moe_acts *a)
+{
+    ASSAY_TRY(gpu_halves_open_fwd(m, a));
+    for (int h = 0; h < GPU_HALVES; h++) {
+        ASSAY_TRY(gpu_halves_arrive_fwd(m, mb, a, h));
+        ASSAY_TRY(experts_fwd(m, mb, l, &a->half[h]));
+        ASSAY_TRY(gpu_halves_leave_fwd(m, a, h));
+    }
+    return gpu_halves_join(m);
+}
+
+/* The same backward; gradients of weights come last, beside the second half's way back. */
+static assay_status halves_bwd(gpu_model *m, gpu_layer *l, gpu_moe_acts *a, gpu_value *dpermuted,
+                               gpu_value *dprobs, gpu_value *dreturned)
+{
+    expert_grads g[GPU_HALVES];
+    gpu_value arrived[GPU_HALVES];
+    gpu_expert_part fc1[GPU_HALVES], fc2[GPU_HALVES];
+    ASSAY_TRY(gpu_halves_combine_bwd(m, a, arrived, dreturned));
+    ASSAY_TRY(gpu_halves_open_bwd(m, a, dpermuted, dprobs));
+    for (int h = 0; h < GPU_HALVES; h++) {
+        gpu_moe_acts *half = &a->half[h];
+        ASSAY_TRY(gpu_halves_arrive_bwd(m, a, h, &g[h].dfc2, &arrived[h]));
+        ASSAY_TRY(activation_bwd(m, l, half, &g[h]));
+        ASSAY_TRY(expert_rows_bwd(m, l, half, &g[h]));
+        ASSAY_TRY(gpu_halves_leave_bwd(m, a, h, dpermuted, dprobs, &g[h].drows, &g[h].dprobs));
+        fc1[h] = (gpu_expert_part){&g[h].dfc1, &half->expert_in, &half->local_counts, half->first_expert,
+                                   half->n_experts};
+        fc2[h] = (gpu_expert_part){&g[h].dfc2, &half->act, &half->local_counts, half->first_expert,
+                                   half->n_experts};
+    }
+    ASSAY_TRY(gpu_grouped_linear_bwd_weight_parts(m, "mlp.experts.linear_fc2", fc2, GPU_HALVES,
+                                                  l->moe.experts_fc2));
+    ASSAY_TRY(gpu_grouped_linear_bwd_weight_parts(m, "mlp.experts.linear_fc1", fc1, GPU_HALVES,
+                                                  l->moe.experts_fc1));
+    return gpu_halves_join(m);
 }
 
 /* --- shared expert ------------------------------------------------------------------------------------------ */
@@ -141,8 +214,7 @@ static assay_status shared_bwd(gpu_model *m, gpu_layer *l, gpu_moe_acts *a, gpu_
 /* Whether the shared expert runs beside the dispatch: it is issued before it, and waited for where its result is added. */
 static bool runs_beside(const gpu_model *m, const gpu_layer *l)
 {
-    return l->moe.shared.linear_fc1 && m->run->side.stream && !m->run->dry && !gpu_run_is_watched(m->run) &&
-           m->options->recompute_granularity == ASSAY_RECOMPUTE_NONE;
+    return l->moe.shared.linear_fc1 && m->run->side.stream && !m->run->dry && !gpu_run_is_watched(m->run);
 }
 
 /* --- the MLP of a layer ------------------------------------------------------------------------------------- */
@@ -160,6 +232,7 @@ static assay_status moe_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l
     gpu_run *run = m->run;
     gpu_moe_acts *a = &acts->moe;
     gpu_value out, shared;
+    a->half = acts->half;
     ASSAY_TRY(tokens_fwd(m, a, x));
     if (runs_beside(m, l)) {
         ASSAY_TRY(gpu_side_begin(run));
@@ -168,7 +241,7 @@ static assay_status moe_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l
     }
     ASSAY_TRY(gpu_router_route_fwd(m, mb, l, a));
     ASSAY_TRY(gpu_token_dispatch_fwd(m, mb, l, a));
-    ASSAY_TRY(experts_fwd(m, mb, l, a));
+    ASSAY_TRY(gpu_has_halves(m) ? halves_fwd(m, mb, l, a) : experts_fwd(m, mb, l, a));
     ASSAY_TRY(gpu_token_combine_fwd(m, a, &a->unpermuted, &a->fc2));
     out = a->unpermuted;
     if (l->moe.shared.linear_fc1) {
@@ -188,7 +261,8 @@ static assay_status moe_bwd(gpu_model *m, gpu_layer *l, gpu_layer_acts *acts, gp
 {
     gpu_run *run = m->run;
     gpu_moe_acts *a = &acts->moe;
-    gpu_value dout = *dy, dfc2, drows, dprobs_rows, dprobs, dpermute, dgating, dshared, sum, dtokens;
+    gpu_value dout = *dy, dprobs, dpermute, dgating, dshared, sum, dtokens;
+    expert_grads g;
     if (must_cut(m)) /* dy is whole on every tp rank: the piece of this one */
         ASSAY_TRY(gpu_scatter_to_sequence_parallel_region(m, "mlp.gather_tokens", "send.grad", &dout, dy));
     if (runs_beside(m, l)) {
@@ -196,9 +270,10 @@ static assay_status moe_bwd(gpu_model *m, gpu_layer *l, gpu_layer_acts *acts, gp
         ASSAY_TRY(shared_bwd(m, l, a, &dshared, &dout));
         ASSAY_TRY(gpu_side_end(run));
     }
-    ASSAY_TRY(gpu_token_combine_bwd(m, a, &dfc2, &dout));
-    ASSAY_TRY(experts_bwd(m, l, a, &dfc2, &drows, &dprobs_rows));
-    ASSAY_TRY(gpu_token_dispatch_bwd(m, a, &dpermute, &dprobs, &drows, &dprobs_rows));
+    ASSAY_TRY(gpu_token_combine_bwd(m, a, &g.dfc2, &dout));
+    ASSAY_TRY(gpu_has_halves(m) ? halves_bwd(m, l, a, &g.drows, &g.dprobs, &g.dfc2)
+                                : experts_bwd(m, l, a, &g));
+    ASSAY_TRY(gpu_token_dispatch_bwd(m, a, &dpermute, &dprobs, &g.drows, &g.dprobs));
     ASSAY_TRY(gpu_router_route_bwd(m, l, a, &dgating, &dprobs));
     dtokens = gpu_grad_of(m, &a->tokens);
     if (l->moe.shared.linear_fc1) {
@@ -218,6 +293,15 @@ static assay_status moe_bwd(gpu_model *m, gpu_layer *l, gpu_layer_acts *acts, gp
     return gpu_scatter_to_sequence_parallel_region_bwd(m, "mlp.scatter", dx, &dtokens);
 }
 
+static assay_status activation_again(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts *a)
+{
+    if (!gpu_has_halves(m))
+        return activation_fwd(m, mb, a);
+    for (int h = 0; h < GPU_HALVES; h++)
+        ASSAY_TRY(activation_fwd(m, mb, &a->half[h]));
+    return ASSAY_OK;
+}
+
 static assay_status moe_again(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *acts)
 {
     gpu_moe_acts *a = &acts->moe;
@@ -227,7 +311,7 @@ static assay_status moe_again(gpu_model *m, gpu_microbatch_state *mb, gpu_layer 
     if (modules & ASSAY_RECOMPUTE_LAYERNORM)
         ASSAY_TRY(tokens_fwd(m, a, &acts->norm));
     if (modules & ASSAY_RECOMPUTE_MOE_ACT)
-        ASSAY_TRY(activation_fwd(m, mb, a));
+        ASSAY_TRY(activation_again(m, mb, a));
     if (l->moe.shared.linear_fc1 == NULL)
         return ASSAY_OK;
     if (modules & ASSAY_RECOMPUTE_SHARED_EXPERTS)

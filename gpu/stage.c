@@ -176,12 +176,13 @@ static assay_status output_bwd(gpu_model *m, gpu_microbatch_state *mb, gpu_value
                        GPU_T("targets", &mb->targets), GPU_I("vocab_start", vocabulary(m).start),
                        GPU_F("scale", (double)(float)mb->loss_scale),
                        GPU_NEW("dlogits", &dlogits, gpu_grad_of(m, &a->logits))));
-    ASSAY_TRY(gpu_linear_bwd_weight(m, "output_layer", &dlogits, &a->whole, m->output_layer));
-    ASSAY_TRY(GPU_CALL(run, "linear_bwd_input", "output_layer", GPU_T("dy", &dlogits),
-                       GPU_T("weight", gpu_param_use(m, m->output_layer)),
-                       GPU_NEW("dx", &dx, gpu_partial(m, gpu_grad_of(m, &a->whole), ASSAY_GROUP_TP))));
-    ASSAY_TRY(gpu_column_parallel_input_bwd(m, m->sp, "output_layer.reduce_grad", "decoder.gather", &dnorm,
-                                            &dx, &a->norm));
+    const gpu_column_linear c = {.at = "output_layer",
+                                 .reduce = "output_layer.reduce_grad",
+                                 .gather = "decoder.gather",
+                                 .weight = m->output_layer,
+                                 .sp = m->sp};
+    dx = gpu_partial(m, gpu_grad_of(m, &a->whole), ASSAY_GROUP_TP);
+    ASSAY_TRY(gpu_column_linear_bwd(m, &c, &dnorm, &dx, &dlogits, &a->whole, &a->norm));
     gpu_value_grad(run, dhidden, hidden);
     return GPU_CALL(run, "rmsnorm_bwd", "decoder.final_layernorm", GPU_T("dy", &dnorm), GPU_T("x", hidden),
                     GPU_T("gamma", gpu_param_use(m, m->final_layernorm)), GPU_T("rstd", &a->rstd),

@@ -51,12 +51,27 @@ typedef struct gpu_side {
     bool open; /* between begin and end: the context has this stream and workspace */
 } gpu_side;
 
+/* A communication stream beside products (gpu/beside.h). */
+enum {
+    GPU_BESIDE_SUM,        /* of an input's gradient over tp */
+    GPU_BESIDE_FIRST_HALF, /* rows of half h of the experts have arrived: + h */
+    GPU_BESIDE_SECOND_HALF,
+    GPU_BESIDE_RETURNED, /* rows of the experts are back */
+    GPU_BESIDE_SLOTS
+};
+typedef struct gpu_beside {
+    cudaStream_t stream; /* NULL: there is none */
+    cudaEvent_t begun[GPU_BESIDE_SLOTS], done[GPU_BESIDE_SLOTS];
+    bool open; /* between begin and end: the context has this stream */
+} gpu_beside;
+
 typedef struct gpu_run {
     gpu_ctx ctx;
     gpu_comm comm;
     cudaStream_t comm_stream; /* collectives that may overlap with compute */
     cudaEvent_t compute_done, comm_done;
     gpu_side side;             /* shared experts beside the dispatch (--moe-shared-expert-overlap) */
+    gpu_beside beside;         /* collectives of activations beside products */
     assay_trace_writer *trace; /* NULL: off */
     assay_phase phase;
     int64_t step, microbatch;

@@ -5,6 +5,7 @@
 #include "core/run/inputs.h"
 #include "core/run/outputs.h"
 #include "core/run/stop.h"
+#include "gpu/beside.h"
 #include "gpu/fault.h"
 #include "gpu/graph.h"
 #include "gpu/rules.h"
@@ -61,6 +62,8 @@ static assay_status read_inputs(gpu_engine *e)
     ASSAY_TRY(check_sharding(o, &e->grid));
     if (o->enable_cuda_graph)
         ASSAY_TRY(assay_inputs_cuda_graph(o, &e->config, &e->grid.p));
+    if (o->moe_alltoall_halves)
+        ASSAY_TRY(assay_inputs_halves(o, &e->config, &e->grid.p));
     ASSAY_CHECK(e->grid.world == e->env.world, ASSAY_MISMATCH,
                 "layout %s needs %d ranks, %d were started (by %s)", o->layout, e->grid.world, e->env.world,
                 e->env.launcher);
@@ -361,6 +364,7 @@ void gpu_engine_close(gpu_engine *e, bool failed)
     if (e->run.comm_done)
         (void)cudaEventDestroy(e->run.comm_done);
     gpu_side_destroy(&e->run);
+    gpu_beside_destroy(&e->run);
     if (e->run.comm_stream)
         (void)cudaStreamDestroy(e->run.comm_stream);
     if (e->ctx_ready)

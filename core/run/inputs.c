@@ -201,6 +201,22 @@ assay_status assay_inputs_cuda_graph(const assay_train_options *o, const assay_m
     return ASSAY_OK;
 }
 
+assay_status assay_inputs_halves(const assay_train_options *o, const assay_model_config *config,
+                                 const assay_parallel_config *p)
+{
+    const int64_t ep = p->expert_model_parallel_size;
+    const obstacle list[] = {
+        {ep == 1, "without ep no row of an expert travels"},
+        {p->expert_tensor_parallel_size > 1, "rows that are gathered over etp travel whole"},
+        {o->moe_token_dispatcher_type == ASSAY_DISPATCHER_ALLGATHER,
+         "the all-gather dispatcher sends tokens, not the rows of experts"},
+        {config->num_moe_experts < 2 * ep, "a rank has one expert, which has no halves"},
+    };
+    for (size_t i = 0; i < sizeof list / sizeof *list; i++)
+        ASSAY_CHECK(!list[i].there, ASSAY_UNSUPPORTED, "moe_alltoall_halves: %s", list[i].what);
+    return ASSAY_OK;
+}
+
 void assay_not_finite_text(const assay_not_finite *f, const int64_t *shape, int ndim, char *out,
                            size_t capacity)
 {

@@ -47,6 +47,10 @@ assay_status assay_inputs_documents(const assay_train_options *o, bool packed, i
 assay_status assay_inputs_cuda_graph(const assay_train_options *o, const assay_model_config *config,
                                      const assay_parallel_config *p);
 
+/* Whether the rows of experts can travel in halves (--moe-alltoall-halves).  ASSAY_UNSUPPORTED: why not. */
+assay_status assay_inputs_halves(const assay_train_options *o, const assay_model_config *config,
+                                 const assay_parallel_config *p);
+
 /* Elements of a tensor that are not finite; first: flat index of the first of them. */
 typedef struct assay_not_finite {
     int64_t nan, infinite, first;

@@ -87,7 +87,9 @@ typedef struct assay_train_options {
         log_num_zeros_in_grad; /* zeros in the reduced gradients are counted, once for each set of replicas */
     bool overlap_grad_reduce;  /* reductions begin while the last microbatch's backward goes on */
     bool overlap_param_gather; /* gathers of parameters run ahead of their use */
-    bool enable_cuda_graph;    /* the engine launches a microbatch's passes as graphs: gpu/graph.h */
+    bool
+        async_tensor_model_parallel_allreduce; /* the sum of an input's gradient over tp runs beside the product of the weight's */
+    bool enable_cuda_graph; /* the engine launches a microbatch's passes as graphs: gpu/graph.h */
     assay_recompute_granularity recompute_granularity;
     assay_recompute_method recompute_method;
     int64_t recompute_num_layers;                   /* 0 = 1 */
@@ -100,9 +102,10 @@ typedef struct assay_train_options {
     double moe_router_bias_update_rate;
     double moe_expert_capacity_factor; /* 0 = every token reaches its experts */
     assay_drop_policy moe_token_drop_policy;
-    assay_router_dtype moe_router_dtype;   /* fp64 is refused by assay_inputs_take_config */
-    bool moe_router_force_load_balancing;  /* experts are chosen by random logits */
-    bool moe_shared_expert_overlap;        /* the shared expert runs beside the dispatch */
+    assay_router_dtype moe_router_dtype;  /* fp64 is refused by assay_inputs_take_config */
+    bool moe_router_force_load_balancing; /* experts are chosen by random logits */
+    bool moe_shared_expert_overlap;       /* the shared expert runs beside the dispatch */
+    bool moe_alltoall_halves; /* the experts' rows travel in two halves, beside the products of the other */
     bool moe_pad_expert_input_to_capacity; /* every expert has as many rows as it may take */
     assay_row_padding moe_router_padding_for_quantization;
     assay_token_dispatcher moe_token_dispatcher_type;

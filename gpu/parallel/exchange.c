@@ -24,19 +24,25 @@ const int64_t *gpu_exchange_counts_of(const gpu_model *m, const gpu_exchange *x,
     return x->tokens_per_expert + (t + m->etp * i) * m->config->num_moe_experts;
 }
 
-/* Rows that member (t, i) sends to the experts of this rank. */
+/* The counts of member (t, i) for x's experts of ep rank `to`. */
+static const int64_t *counts_to(const gpu_model *m, const gpu_exchange *x, int t, int i, int to)
+{
+    return gpu_exchange_counts_of(m, x, t, i) + to * m->local_experts + x->first;
+}
+
+/* Rows that member (t, i) sends to x's experts of this rank. */
 static int64_t rows_from(const gpu_model *m, const gpu_exchange *x, int t, int i)
 {
-    const int64_t *theirs = gpu_exchange_counts_of(m, x, t, i) + m->at.ep * m->local_experts;
+    const int64_t *theirs = counts_to(m, x, t, i, m->at.ep);
     int64_t rows = 0;
-    for (int64_t e = 0; e < m->local_experts; e++)
+    for (int64_t e = 0; e < x->experts; e++)
         rows += theirs[e];
     return rows;
 }
 
 assay_status gpu_exchange_count(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts *s, gpu_exchange *x)
 {
-    const int64_t K = m->config->moe_router_topk, El = m->local_experts;
+    const int64_t K = m->config->moe_router_topk, El = x->experts;
     const size_t word = sizeof(int64_t);
     ASSAY_TRY(gpu_arena_take(&mb->host, (size_t)El * word, (void **)&s->counts));
     ASSAY_TRY(gpu_arena_take(&mb->host, (size_t)m->ep * word, (void **)&s->send_counts));
@@ -49,13 +55,12 @@ assay_status gpu_exchange_count(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_
         x->gathered = x->received * m->etp;
         return ASSAY_OK;
     }
-    const int64_t *mine = gpu_exchange_counts_of(m, x, m->at.etp, m->at.ep);
     memset(s->counts, 0, (size_t)El * word);
     x->gathered = 0;
     for (int t = 0; t < m->etp; t++) {
         s->etp_counts[t] = 0;
         for (int i = 0; i < m->ep; i++) {
-            const int64_t *theirs = gpu_exchange_counts_of(m, x, t, i) + m->at.ep * El;
+            const int64_t *theirs = counts_to(m, x, t, i, m->at.ep);
             s->etp_counts[t] += rows_from(m, x, t, i);
             for (int64_t e = 0; e < El; e++)
                 s->counts[e] += theirs[e];
@@ -64,25 +69,25 @@ assay_status gpu_exchange_count(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_
     }
     x->received = s->etp_counts[m->at.etp];
     for (int i = 0; i < m->ep; i++) {
+        const int64_t *mine = counts_to(m, x, m->at.etp, m->at.ep, i);
         s->recv_counts[i] = rows_from(m, x, m->at.etp, i);
         s->send_counts[i] = 0;
         for (int64_t e = 0; e < El; e++)
-            s->send_counts[i] += mine[i * El + e];
+            s->send_counts[i] += mine[e];
     }
     return ASSAY_OK;
 }
 
 void gpu_exchange_sort(const gpu_model *m, const gpu_exchange *x, int64_t *sort, int64_t *unsort)
 {
-    const int64_t El = m->local_experts;
     int64_t row = 0, end = 0;
-    for (int64_t e = 0; e < El; e++) {
+    for (int64_t e = 0; e < x->experts; e++) {
         int64_t source_start = 0;
         end += x->room[e];
         for (int k = 0; k < m->etp * m->ep; k++) {
-            const int64_t *theirs = gpu_exchange_counts_of(m, x, k / m->ep, k % m->ep) + m->at.ep * El;
+            const int64_t *theirs = counts_to(m, x, k / m->ep, k % m->ep, m->at.ep);
             int64_t start = source_start;
-            for (int64_t before = 0; before < El; before++) {
+            for (int64_t before = 0; before < x->experts; before++) {
                 start += before < e ? theirs[before] : 0;
                 source_start += theirs[before];
             }

@@ -13,11 +13,12 @@ ASSAY_BEGIN_DECLS
 
 typedef struct gpu_exchange {
     int64_t rows;               /* of this rank's tokens */
+    int64_t first, experts;     /* of the local experts, those that it is about */
     int64_t *row_token;         /* [rows]; filled for the trace alone */
     int64_t *tokens_per_expert; /* [members][E]; one row without an exchange, for the trace alone */
     int64_t received;           /* rows that arrive over ep */
     int64_t gathered;           /* rows of all etp ranks: those of the local experts */
-    int64_t *room, padded;      /* rows that each local expert computes, zeros among them [El]; all */
+    int64_t *room, padded;      /* rows that each of the experts computes, zeros among them [experts]; all */
 } gpu_exchange;
 
 /* Whether rows leave their rank. */
@@ -26,7 +27,7 @@ bool gpu_gathers_tokens(const gpu_model *m); /* tokens in place of rows: the all
 assay_group gpu_exchange_group(const gpu_model *m);
 /* The counts of member t + etp * i, [E]. */
 const int64_t *gpu_exchange_counts_of(const gpu_model *m, const gpu_exchange *x, int t, int i);
-/* Rows to and from every ep rank, rows of every etp rank, rows of every local expert, in s.  Dry mode: the most that can
+/* Rows to and from every ep rank, rows of every etp rank, rows of each of x's experts, in s.  Dry mode: the most that can
  * arrive. */
 assay_status gpu_exchange_count(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts *s, gpu_exchange *x);
 /* sort[new] = old, -1 where a row of zeros is: [padded]; unsort, its inverse: [gathered] */

@@ -5,6 +5,7 @@
 #include "gpu/describe.h"
 #include "gpu/parallel/allgather.h"
 #include "gpu/parallel/exchange.h"
+#include "gpu/parallel/halves.h"
 #include "gpu/parallel/padding.h"
 #include "gpu/parallel/tensor.h"
 
@@ -176,15 +177,16 @@ assay_status gpu_token_dispatch_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_
     gpu_run *run = m->run;
     gpu_arena *rows_arena = gpu_sorts_rows(m) ? &m->scratch : &mb->arena;
     const int64_t H = m->config->hidden_size;
-    gpu_exchange p = {0};
+    gpu_exchange p = {.experts = m->local_experts};
     gpu_value row_entry;
     ASSAY_TRY(permute_rows(m, mb, l, s, &p, &row_entry));
     ASSAY_TRY(fetch_permutation(m, mb, s, &p));
-    if (needs_counts(m)) {
+    if (needs_counts(m) && !gpu_has_halves(m)) {
         ASSAY_TRY(gpu_exchange_count(m, mb, s, &p));
         ASSAY_TRY(gpu_pad_count(m, mb, s, &p));
     }
-    ASSAY_TRY(count_rows(m, mb, s, &p));
+    if (!gpu_has_halves(m))
+        ASSAY_TRY(count_rows(m, mb, s, &p));
     if (gpu_gathers_tokens(m))
         return gpu_gather_dispatch_fwd(m, mb, s, &p);
     ASSAY_TRY(gpu_exchange_name_rows(m, mb, s, &p));
@@ -195,6 +197,8 @@ assay_status gpu_token_dispatch_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_
     ASSAY_TRY(GPU_CALL(run, "gather_rows", "mlp.permute_probs", GPU_T("x", &probs),
                        GPU_T("index", &row_entry),
                        GPU_NEW("y", &s->permuted_probs, rows_of(rows_arena, &s->rows, 0))));
+    if (gpu_has_halves(m))
+        return gpu_halves_dispatch_fwd(m, mb, s, &p);
     if (gpu_sorts_rows(m))
         return exchange_rows(m, mb, s, &p);
     s->expert_rows = s->rows;
@@ -210,8 +214,9 @@ assay_status gpu_token_combine_fwd(gpu_model *m, gpu_moe_acts *s, gpu_value *y, 
     const int64_t H = m->config->hidden_size;
     if (gpu_gathers_tokens(m))
         return gpu_gather_combine_fwd(m, s, y, rows);
-    s->returned = *rows;
-    if (gpu_sorts_rows(m)) {
+    if (!gpu_has_halves(m))
+        s->returned = *rows;
+    if (gpu_sorts_rows(m) && !gpu_has_halves(m)) {
         s->unsorted = rows_of(temp, &s->gathered_rows, H);
         if (m->etp > 1)
             s->unsorted.kind = ASSAY_PIECE_LOCAL; /* parts of sums over etp */
@@ -242,7 +247,7 @@ assay_status gpu_token_combine_bwd(gpu_model *m, gpu_moe_acts *s, gpu_value *dro
     ASSAY_TRY(GPU_CALL(m->run, "gather_rows", "mlp.unpermute", GPU_T("x", dy), GPU_T("index", &s->row_token),
                        GPU_T("y", &dreturned)));
     *drows = dreturned;
-    if (!gpu_sorts_rows(m))
+    if (!gpu_sorts_rows(m) || gpu_has_halves(m))
         return ASSAY_OK;
     dreduced = dreturned;
     if (m->ep > 1) {
@@ -295,7 +300,7 @@ assay_status gpu_token_dispatch_bwd(gpu_model *m, gpu_moe_acts *s, gpu_value *dt
                      probs = {"mlp.sort_probs",   "mlp.experts.gather_probs", "mlp.dispatch_probs",
                               &s->permuted_probs, &s->dispatched_probs,       &s->gathered_probs};
     gpu_value dpermuted = *drows, dpermuted_probs = *dprobs_rows;
-    if (gpu_sorts_rows(m)) {
+    if (gpu_sorts_rows(m) && !gpu_has_halves(m)) {
         ASSAY_TRY(return_rows(m, s, &rows, &dpermuted, drows));
         ASSAY_TRY(return_rows(m, s, &probs, &dpermuted_probs, dprobs_rows));
     }

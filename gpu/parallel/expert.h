@@ -15,7 +15,7 @@ assay_status gpu_token_dispatch_bwd(gpu_model *m, gpu_moe_acts *s, gpu_value *dt
                                     gpu_value *drows, gpu_value *dprobs_rows);
 /* rows: output of the experts; y [S piece, B, H] = their sum per token. */
 assay_status gpu_token_combine_fwd(gpu_model *m, gpu_moe_acts *s, gpu_value *y, gpu_value *rows);
-/* drows, the gradient of the experts' output (s->fc2), from dy */
+/* drows, the gradient of the experts' output (s->fc2), from dy; in halves (gpu/parallel/halves.h) that of s->returned */
 assay_status gpu_token_combine_bwd(gpu_model *m, gpu_moe_acts *s, gpu_value *drows, gpu_value *dy);
 
 ASSAY_END_DECLS

@@ -48,7 +48,7 @@ static assay_status most_rows(const gpu_model *m, int64_t *most)
 
 assay_status gpu_pad_count(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts *s, gpu_exchange *x)
 {
-    const int64_t El = m->local_experts, multiple = assay_row_multiple(m->options);
+    const int64_t El = x->experts, multiple = assay_row_multiple(m->options);
     const bool to_capacity = m->options->moe_pad_expert_input_to_capacity;
     int64_t most = 0;
     x->padded = x->gathered;
@@ -74,11 +74,10 @@ assay_status gpu_pad_count(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts 
 }
 
 /* Gathered tokens are permuted in the experts' order: only the rows of zeros are missing. */
-static void sort_in_order(const gpu_model *m, const gpu_moe_acts *s, const gpu_exchange *x, int64_t *sort,
-                          int64_t *unsort)
+static void sort_in_order(const gpu_moe_acts *s, const gpu_exchange *x, int64_t *sort, int64_t *unsort)
 {
     int64_t from = 0, to = 0, end = 0;
-    for (int64_t e = 0; e < m->local_experts; e++) {
+    for (int64_t e = 0; e < x->experts; e++) {
         end += x->room[e];
         for (int64_t i = 0; i < s->counts[e]; i++, from++, to++) {
             sort[to] = from;
@@ -96,7 +95,7 @@ assay_status gpu_pad_sort(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts *
     ASSAY_TRY(gpu_arena_take(&mb->host, (size_t)x->padded * word, (void **)&sort));
     ASSAY_TRY(gpu_arena_take(&mb->host, (size_t)x->gathered * word, (void **)&unsort));
     if (!m->run->dry && gpu_gathers_tokens(m))
-        sort_in_order(m, s, x, sort, unsort);
+        sort_in_order(s, x, sort, unsort);
     else if (!m->run->dry)
         gpu_exchange_sort(m, x, sort, unsort);
     ASSAY_TRY(gpu_index_value(m, &mb->arena, &s->sort_index, "mlp.sort", "index", x->padded, sort));

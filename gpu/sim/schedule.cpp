@@ -163,17 +163,31 @@ void streams_reset()
     s.sticky = 0;
 }
 
+/* The stream in which the record that a wait is for stands; nullptr when it has run.  A later record, which another stream may run
+ * first, is none. */
+static CUstream_st *record_of(const op &wait)
+{
+    if (wait.event->completed >= wait.generation && !wait.event->crossed) {
+        return nullptr;
+    }
+    for (CUstream_st *t : the().streams) {
+        for (const op &o : t->queue) {
+            if (o.kind == OP_RECORD && o.event == wait.event && o.generation == wait.generation) {
+                return t;
+            }
+        }
+    }
+    return nullptr;
+}
+
 /* The stream whose head must run before this one's head may; nullptr when nothing is in the way. */
 static CUstream_st *obstacle(CUstream_st *s)
 {
     const op &head = s->queue.front();
-    if (head.kind == OP_WAIT && head.event->completed < head.generation) {
-        for (CUstream_st *t : the().streams) {
-            for (const op &o : t->queue) {
-                if (o.kind == OP_RECORD && o.event == head.event && o.generation >= head.generation) {
-                    return t;
-                }
-            }
+    if (head.kind == OP_WAIT) {
+        CUstream_st *t = record_of(head);
+        if (t != nullptr) {
+            return t;
         }
     }
     if (s->id == 0) {
@@ -196,12 +210,25 @@ static CUstream_st *obstacle(CUstream_st *s)
 static void race_order_before(CUstream_st *s, const op &head)
 {
     s->clock.join(head.clock);
-    if (head.kind == OP_WAIT)
-        s->clock.join(head.event->clock);
     for (CUstream_st *t : the().streams) {
         if (t->device == s->device &&
             ((s->id == 0 && stream_blocking(t)) || (t->id == 0 && stream_blocking(s))))
             s->clock.join(t->clock);
+    }
+}
+
+/* Waits for this record that are queued already come behind what the stream has done; those that follow find the event's clock. */
+static void tell_waits(const CUstream_st *s, const op &record)
+{
+    if (record.event->uses == 1) {
+        return;
+    }
+    for (CUstream_st *t : the().streams) {
+        for (op &o : t->queue) {
+            if (o.kind == OP_WAIT && o.event == record.event && o.generation == record.generation) {
+                o.clock.join(s->clock);
+            }
+        }
     }
 }
 
@@ -218,8 +245,9 @@ static assay_sim_step step(CUstream_st *s)
         memory_access(-1);
     } else if (head.kind == OP_RECORD) {
         head.event->at = now_seconds();
-        head.event->clock = s->clock;
+        tell_waits(s, head);
         if (head.event->completed < head.generation) {
+            head.event->clock = s->clock;
             head.event->completed = head.generation;
         }
     }
@@ -508,7 +536,12 @@ static cudaError_t push(cudaStream_t stream, op o)
     o.seq = s.seq++;
     if (o.event) {
         ++o.event->uses;
+        if (o.kind == OP_WAIT && o.event->completed >= o.generation) {
+            o.clock.join(o.event->clock);
+        }
         if (o.kind == OP_RECORD) {
+            o.event->crossed =
+                o.event->crossed || (o.event->completed < o.event->recorded && o.event->stream != t);
             o.generation = ++o.event->recorded;
             o.event->stream = t;
             o.event->capture = nullptr;

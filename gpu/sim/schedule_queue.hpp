@@ -49,6 +49,7 @@ struct CUevent_st {
     std::atomic<uint64_t> recorded, completed;
     double at;           /* host time at completion */
     CUstream_st *stream; /* of the last record */
+    bool crossed;        /* records on several streams were under way at a time: a later one may run first */
     int uses;            /* queued ops that name it */
     bool destroyed;
     sim::race_clock clock;       /* of the stream at the last record that has run */

@@ -15,18 +15,21 @@ typedef struct change {
     change_options make; /* NULL: nothing but that there is no trace */
 } change;
 
-/* Communication beside compute is the same communication, and a shared expert beside the dispatch the same expert: without
- * it what had it, with it what had it not. */
+/* Communication beside compute is the same communication, a shared expert beside the dispatch the same expert, and rows that travel in
+ * halves are the same rows: without it what had it, with it what had it not. */
 static assay_status turn_overlap(const parity_task_state *s, assay_train_options *o, bool *any)
 {
     assay_parallel_config p;
     assay_model_config *config = malloc(sizeof *config);
     ASSAY_CHECK(config != NULL, ASSAY_OUT_OF_MEMORY, "model configuration");
-    const assay_status st = parity_case_config(s->t->c, config);
+    assay_status st = parity_case_config(s->t->c, config);
     const bool shared = st == ASSAY_OK && config->moe_shared_expert_intermediate_size > 0;
+    if (st == ASSAY_OK)
+        st = assay_layout_parse(s->t->layout, &p);
+    const bool halves = st == ASSAY_OK && assay_inputs_halves(o, config, &p) == ASSAY_OK;
     free(config);
     ASSAY_TRY(st);
-    ASSAY_TRY(assay_layout_parse(s->t->layout, &p));
+    assay_error_clear();
     const bool reduces = p.data_parallel_size * p.context_parallel_size > 1;
     if (reduces)
         o->overlap_grad_reduce = !o->overlap_grad_reduce;
@@ -34,7 +37,12 @@ static assay_status turn_overlap(const parity_task_state *s, assay_train_options
         o->overlap_param_gather = p.zero_stage > 0 && !o->overlap_param_gather;
     if (shared)
         o->moe_shared_expert_overlap = !o->moe_shared_expert_overlap;
-    *any = reduces || shared;
+    const bool sums = p.tensor_model_parallel_size > 1;
+    if (sums)
+        o->async_tensor_model_parallel_allreduce = !o->async_tensor_model_parallel_allreduce;
+    if (halves)
+        o->moe_alltoall_halves = !o->moe_alltoall_halves;
+    *any = reduces || shared || sums || halves;
     return ASSAY_OK;
 }
 

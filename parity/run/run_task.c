@@ -270,6 +270,8 @@ static assay_status check_restart(parity_task_state *s, const char *first_save, 
         o.train_iters = s->t->c->steps - 1;
         snprintf(o.save, sizeof o.save, "%s", moved);
         snprintf(o.layout, sizeof o.layout, "%s", s->t->next_layout);
+        o.overlap_param_gather = o.moe_alltoall_halves =
+            false; /* no step runs, and not every layout takes them */
         ASSAY_TRY(parity_task_engine(s, "moved", &o));
         snprintf(claim, sizeof claim, "%s -> %s", s->t->layout, s->t->next_layout);
         ASSAY_TRY(parity_check_checkpoints(half, moved, claim, s->report));

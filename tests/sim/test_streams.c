@@ -172,6 +172,45 @@ Test(sim_streams, an_event_counts_as_of_its_last_record_before_the_wait)
     cr_expect(first_byte(d) == 2);
 }
 
+/* The wait is for the record on `a`, which the one on `c` overtakes. */
+Test(sim_streams, a_later_record_on_another_stream_ends_no_wait_for_an_earlier_one)
+{
+    unsigned char *d = device(2);
+    cudaStream_t a = new_stream(cudaStreamNonBlocking), b = new_stream(cudaStreamNonBlocking),
+                 c = new_stream(cudaStreamNonBlocking);
+    cudaEvent_t e = new_event();
+    cudaMemset(d, 0, 2);
+    cudaDeviceSynchronize();
+    cudaMemsetAsync(d, 1, 1, a);
+    cudaEventRecord(e, a);
+    cudaStreamWaitEvent(b, e, 0);
+    cudaMemcpyAsync(d + 1, d, 1, cudaMemcpyDeviceToDevice, b);
+    cudaEventRecord(e, c);
+    cr_assert(cudaStreamSynchronize(c) == cudaSuccess && cudaEventSynchronize(e) == cudaSuccess);
+    cr_assert(cudaStreamSynchronize(b) == cudaSuccess);
+    cr_expect_eq(first_byte(d + 1), 1, "b did not wait for what a had");
+}
+
+/* What `c` records comes behind what `b` does, which comes behind a's record of the same event: no wait goes round. */
+Test(sim_streams, an_event_recorded_again_behind_its_own_wait_is_no_deadlock, .timeout = 20)
+{
+    unsigned char *d = device(2);
+    cudaStream_t c = new_stream(cudaStreamNonBlocking), a = new_stream(cudaStreamNonBlocking),
+                 b = new_stream(cudaStreamNonBlocking);
+    cudaEvent_t begun = new_event(), done = new_event();
+    cudaMemset(d, 0, 2);
+    cudaDeviceSynchronize();
+    cudaMemsetAsync(d, 1, 1, a);
+    cudaEventRecord(begun, a);
+    cudaStreamWaitEvent(b, begun, 0);
+    cudaMemcpyAsync(d + 1, d, 1, cudaMemcpyDeviceToDevice, b);
+    cudaEventRecord(done, b);
+    cudaStreamWaitEvent(c, done, 0);
+    cudaEventRecord(begun, c);
+    cr_assert(cudaStreamSynchronize(c) == cudaSuccess);
+    cr_expect_eq(first_byte(d + 1), 1);
+}
+
 static void append(void *data)
 {
     int *log = data;
