@@ -70,6 +70,10 @@ static const struct {
     {"norm_over_wrong_group", "group:grad_norm.reduce:tp", NEED_TRAINING},
     {"extra_reduction", "extra:decoder.layers.0.self_attention.reduce,phase=forward", NEED_TP},
     {"missing_reduction", "omit:decoder.layers.0.self_attention.reduce,phase=forward", NEED_TP},
+    {"loss_part_scale", "attr:loss:scale=2,op=cross_entropy_bwd,part=2", NEED_NONE},
+    {"loss_part_overwrites", "attr:output_layer:accumulate=false,op=linear_bwd_weight,part=1", NEED_NONE},
+    {"loss_part_omitted", "omit:output_layer,op=linear_bwd_weight,part=1", NEED_NONE},
+    {"loss_part_skipped", "skip:output_layer,op=linear_bwd_input,part=1", NEED_NONE},
     {"fused_norm_eps", "attr:decoder.layers.0.self_attention.residual:eps=+0.01,op=add_rmsnorm_fwd",
      NEED_NONE},
     {"fused_residual", "scale:decoder.layers.1.self_attention.residual:residual=1.25,op=add_rmsnorm_fwd",
@@ -158,7 +162,8 @@ static assay_status parse_condition(gpu_fault *f, const char *text, const char *
     char *end = NULL;
     assay_phase phase;
     ASSAY_CHECK(value, ASSAY_INVALID_ARGUMENT,
-                "fault '%s': condition '%s': expected op=, phase=, step=, microbatch=, run= or variant=",
+                "fault '%s': condition '%s': expected op=, phase=, step=, microbatch=, part=, run= or "
+                "variant=",
                 whole, text);
     value++;
     if (n == 2 && strncmp(text, "op", n) == 0) {
@@ -182,14 +187,15 @@ static assay_status parse_condition(gpu_fault *f, const char *text, const char *
         return ASSAY_OK;
     }
     const bool step = n == 4 && strncmp(text, "step", n) == 0, run = n == 3 && strncmp(text, "run", n) == 0;
+    const bool part = n == 4 && strncmp(text, "part", n) == 0;
     const long long number = strtoll(value, &end, 10);
-    ASSAY_CHECK((step || run || (n == 10 && strncmp(text, "microbatch", n) == 0)) && end != value &&
+    ASSAY_CHECK((step || run || part || (n == 10 && strncmp(text, "microbatch", n) == 0)) && end != value &&
                     *end == '\0' && number >= 0 && (!run || number == 1 || number == 2),
                 ASSAY_INVALID_ARGUMENT,
-                "fault '%s': condition '%s': expected op=, phase=, step=N, microbatch=N, run=1, run=2 or "
-                "variant=kN",
+                "fault '%s': condition '%s': expected op=, phase=, step=N, microbatch=N, part=N, run=1, "
+                "run=2 or variant=kN",
                 whole, text);
-    *(step ? &f->step : run ? &f->run : &f->microbatch) = number;
+    *(step ? &f->step : run ? &f->run : part ? &f->part : &f->microbatch) = number;
     return ASSAY_OK;
 }
 
@@ -231,7 +237,7 @@ static assay_status parse_long(gpu_fault *f, char *text, const char *whole)
     char *instance = text + strcspn(text, ":");
     memset(f, 0, sizeof *f);
     f->phase = f->variant = -1;
-    f->step = f->microbatch = f->run = -1;
+    f->step = f->microbatch = f->part = f->run = -1;
     f->kind = GPU_FAULT_KINDS;
     if (*conditions)
         *conditions++ = '\0';
@@ -347,8 +353,8 @@ gpu_fault_plan *gpu_fault_at(const gpu_run *run, gpu_fault_kind kind, const char
     const bool here =
         (f->op[0] == '\0' || strcmp(f->op, op) == 0) && (f->phase < 0 || f->phase == (int)run->phase) &&
         (f->step < 0 || f->step == run->step) && (f->microbatch < 0 || f->microbatch == run->microbatch) &&
-        (f->run < 0 || (f->run == 2) == run->recompute) && (f->variant < 0 || f->variant == run->ran) &&
-        fnmatch(f->instance, instance, 0) == 0;
+        (f->part < 0 || f->part + 1 == run->part) && (f->run < 0 || (f->run == 2) == run->recompute) &&
+        (f->variant < 0 || f->variant == run->ran) && fnmatch(f->instance, instance, 0) == 0;
     return here ? p : NULL;
 }
 

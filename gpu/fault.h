@@ -21,7 +21,8 @@
  *   nudge:INSTANCE:SLOT         the kernel reads integers that are one less than those of the record
  *
  * INSTANCE is a full instance name and may hold the wildcards of fnmatch.  Conditions follow behind commas: op=NAME,
- * phase=NAME, step=N, microbatch=N, run=1 or run=2 (of what runs again for the backward pass), variant=kN (negate, scale, spoil: results of
+ * phase=NAME, step=N, microbatch=N, part=N (of the loss, from 0: --loss-subbatch-sequence-length), run=1 or run=2 (of what runs again for
+ * the backward pass), variant=kN (negate, scale, spoil: results of
  * that kernel alone).  Words are short forms (`word` or `word@INSTANCE`); gpu_fault_words lists them. */
 #ifndef GPU_FAULT_H
 #define GPU_FAULT_H
@@ -96,6 +97,7 @@ typedef struct gpu_fault {
     char op[48];               /* "": any */
     int phase;                 /* -1: any */
     int64_t step, microbatch;  /* -1: any */
+    int64_t part;              /* of the loss (--loss-subbatch-sequence-length); -1: any */
     int64_t run;               /* 1: the first, 2: again; -1: any */
     int variant;               /* NEGATE, SCALE, SPOIL: of the kernel that ran; -1: any */
 } gpu_fault;

@@ -214,7 +214,10 @@ typedef struct gpu_model {
     int64_t *region_rows;        /* [cp]: rows of s of every cp rank */
     int64_t *one_each;           /* [cp]: 1 */
     assay_sequence *ring;        /* [cp]: positions of the cp rank i places before this one */
-    int64_t heads, groups;       /* local */
+    int64_t
+        loss_parts; /* pieces of the positions whose loss is made piece by piece (gpu/output.h); 0: whole */
+    assay_sequence *loss_positions; /* [loss_parts] */
+    int64_t heads, groups;          /* local */
     bool kv_shared;             /* query groups < tp: the rank shares its key and value head (the kv group) */
     assay_sequence qkv_columns; /* then: which columns of qkv it has */
     int64_t local_experts;

@@ -161,6 +161,23 @@ assay_status gpu_model_create(gpu_model *m, gpu_run *run, const assay_model_conf
 }
 
 /* --- microbatches in flight --------------------------------------------------------------------------------- */
+/* Which positions of this rank every piece of the loss has. */
+static assay_status loss_parts_create(gpu_model *m)
+{
+    const int64_t length = m->options->loss_subbatch_sequence_length;
+    free(m->loss_positions);
+    m->loss_positions = NULL;
+    m->loss_parts = assay_loss_parts(m->options, m->sequence.region.length);
+    if (m->loss_parts == 0)
+        return ASSAY_OK;
+    m->loss_positions = calloc((size_t)m->loss_parts, sizeof *m->loss_positions);
+    ASSAY_CHECK(m->loss_positions, ASSAY_OUT_OF_MEMORY, "model: %lld pieces of the loss",
+                (long long)m->loss_parts);
+    for (int64_t i = 0; i < m->loss_parts; i++)
+        assay_sequence_cut(&m->sequence.region, i * length, length, &m->loss_positions[i]);
+    return ASSAY_OK;
+}
+
 assay_status gpu_model_set_batch(gpu_model *m, const assay_batches *batches, const assay_batch_share *share)
 {
     m->S = batches->s;
@@ -188,7 +205,7 @@ assay_status gpu_model_set_batch(gpu_model *m, const assay_batches *batches, con
     }
     m->step_microbatches = batches->microbatches;
     m->n_microbatches = share->n_microbatches;
-    return ASSAY_OK;
+    return loss_parts_create(m);
 }
 
 static assay_status microbatches_create(gpu_model *m)
@@ -500,6 +517,7 @@ void gpu_model_destroy(gpu_model *m)
     free(m->region_rows);
     free(m->one_each);
     free(m->ring);
+    free(m->loss_positions);
     for (int r = 1; m->ring_position && r < m->cp; r++)
         if (m->ring_position[r].t.data)
             (void)cudaFree(m->ring_position[r].t.data);

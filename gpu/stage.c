@@ -1,12 +1,12 @@
-/* Forward and backward pass of one microbatch over a chunk of this rank: embedding, layers, head and loss. */
+/* Forward and backward pass of one microbatch over a chunk of this rank: embedding, layers, output. */
 #include "gpu/stage.h"
 
 #include "gpu/documents.h"
 #include "gpu/dropout.h"
 #include "gpu/fault.h"
 #include "gpu/layer.h"
+#include "gpu/output.h"
 #include "gpu/parallel/tensor.h"
-#include "gpu/weight_grads.h"
 #include <stdio.h>
 #include <string.h>
 
@@ -24,12 +24,6 @@ void gpu_hidden_name(const gpu_model *m, int64_t layer, char out[ASSAY_NAME])
                  m->options->hidden_dropout > 0.0 ? "embedding.dropout.y"
                  : m->tp > 1                      ? "embedding.reduce.recv"
                                                   : "embedding.y");
-}
-
-/* Rows of the vocabulary that this tp rank holds. */
-static gpu_dim vocabulary(const gpu_model *m)
-{
-    return gpu_dim_split(m->config->vocab_size, 1, m->tp, m->at.tp);
 }
 
 /* --- batch -------------------------------------------------------------------------------------------------- */
@@ -89,11 +83,12 @@ static assay_status embedding_fwd(gpu_model *m, gpu_microbatch_state *mb)
 {
     const double drop = m->options->hidden_dropout;
     gpu_arena *arena = m->tp > 1 || drop > 0.0 ? &m->scratch : &mb->arena;
-    ASSAY_TRY(GPU_CALL(
-        m->run, "embedding_fwd", "embedding", GPU_T("ids", &mb->ids),
-        GPU_T("weight", gpu_param_use(m, m->word_embeddings)), GPU_I("vocab_start", vocabulary(m).start),
-        GPU_NEW("y", &mb->embedding,
-                gpu_partial(m, gpu_tokens(m, arena, false, gpu_dim_hidden(m)), ASSAY_GROUP_TP))));
+    ASSAY_TRY(
+        GPU_CALL(m->run, "embedding_fwd", "embedding", GPU_T("ids", &mb->ids),
+                 GPU_T("weight", gpu_param_use(m, m->word_embeddings)),
+                 GPU_I("vocab_start", gpu_dim_tp(m, m->config->vocab_size, 1).start),
+                 GPU_NEW("y", &mb->embedding,
+                         gpu_partial(m, gpu_tokens(m, arena, false, gpu_dim_hidden(m)), ASSAY_GROUP_TP))));
     ASSAY_TRY(gpu_row_parallel_output(m, drop > 0.0 ? &m->scratch : &mb->arena, m->sp, "embedding.reduce",
                                       &mb->embedded, &mb->embedding));
     return gpu_dropout_fwd(m, &mb->arena, "embedding.dropout", GPU_DROP_EMBEDDING, 0, drop, &mb->input,
@@ -109,85 +104,8 @@ static assay_status embedding_bwd(gpu_model *m, gpu_microbatch_state *mb, gpu_va
                               &dropped, dy, &mb->embedded));
     ASSAY_TRY(gpu_row_parallel_output_bwd(m, m->sp, "embedding.reduce", &whole, &dropped, &mb->embedding));
     return GPU_CALL(m->run, "embedding_bwd", "embedding", GPU_T("dy", &whole), GPU_T("ids", &mb->ids),
-                    GPU_I("vocab_start", vocabulary(m).start), GPU_T("dweight", dweight));
-}
-
-/* --- head and loss ------------------------------------------------------------------------------------------ */
-/* [pieces,3,S,B], or [3,S,B] when pieces is 0 */
-static gpu_value stats_of(gpu_model *m, int64_t pieces)
-{
-    const gpu_dim dim[4] = {gpu_dim_whole(pieces), gpu_dim_whole(3), gpu_dim_sequence(m, false),
-                            gpu_dim_batch(m)};
-    const int lead = pieces > 0 ? 0 : 1;
-    gpu_value v = gpu_value_describe(&m->scratch, 4 - lead, dim + lead, 2 - lead);
-    v.kind = ASSAY_PIECE_LOCAL;
-    return v;
-}
-
-static assay_status loss_fwd(gpu_model *m, gpu_microbatch_state *mb, int64_t index)
-{
-    gpu_run *run = m->run;
-    gpu_output_acts *a = &mb->output;
-    gpu_value stats, gathered, loss, sum, *all = &stats;
-    const gpu_dim one = gpu_dim_whole(1);
-    ASSAY_TRY(GPU_CALL(run, "cross_entropy_stats", "loss.stats", GPU_T("logits", &a->logits),
-                       GPU_T("targets", &mb->targets), GPU_I("vocab_start", vocabulary(m).start),
-                       GPU_NEW("stats", &stats, stats_of(m, 0))));
-    if (m->tp > 1) {
-        all = gpu_value_set(&gathered, stats_of(m, m->tp));
-        ASSAY_TRY(gpu_all_gather(m, "loss.gather", ASSAY_GROUP_TP, all, &stats));
-    }
-    ASSAY_TRY(GPU_CALL(run, "cross_entropy_loss", "loss", GPU_T("stats", all), GPU_T("targets", &mb->targets),
-                       GPU_NEW("lse", &a->lse, gpu_token_rows(m, &mb->arena, false)),
-                       GPU_NEW("loss", &loss, gpu_token_rows(m, &m->scratch, false))));
-    sum = gpu_named(m, gpu_value_describe(NULL, 1, &one, -1), "loss.sum", "y");
-    sum.t = gpu_tensor_1d(m->loss_sums + index, ASSAY_F64, 1);
-    sum = gpu_partial(m, sum, m->rows_split ? ASSAY_GROUP_DP_CP : ASSAY_GROUP_CP);
-    return GPU_CALL(run, "sum", "loss.sum", GPU_T("x", &loss), GPU_T("y", &sum));
-}
-
-/* entered: the last layer has run the norm. */
-static assay_status output_fwd(gpu_model *m, gpu_microbatch_state *mb, int64_t index, gpu_value *hidden,
-                               bool entered)
-{
-    gpu_run *run = m->run;
-    gpu_output_acts *a = &mb->output;
-    gpu_arena *keep = &mb->arena;
-    const gpu_dim H = gpu_dim_hidden(m);
-    if (!entered)
-        ASSAY_TRY(GPU_CALL(run, "rmsnorm_fwd", "decoder.final_layernorm", GPU_T("x", hidden),
-                           GPU_T("gamma", gpu_param_use(m, m->final_layernorm)), GPU_F("eps", m->eps),
-                           GPU_NEW("y", &a->norm, gpu_tokens(m, keep, m->sp, H)),
-                           GPU_NEW("rstd", &a->rstd, gpu_token_rows(m, keep, m->sp))));
-    ASSAY_TRY(gpu_column_parallel_input(m, keep, m->sp, "decoder.gather", &a->whole, &a->norm));
-    ASSAY_TRY(GPU_CALL(run, "linear_fwd", "output_layer", GPU_T("x", &a->whole),
-                       GPU_T("weight", gpu_param_use(m, m->output_layer)),
-                       GPU_W("dtype", assay_dtype_name(run->recipe->op[ASSAY_OPS_LOSS].act)),
-                       GPU_NEW("y", &a->logits, gpu_tokens(m, keep, false, vocabulary(m)))));
-    return loss_fwd(m, mb, index);
-}
-
-static assay_status output_bwd(gpu_model *m, gpu_microbatch_state *mb, gpu_value *hidden, gpu_value *dhidden)
-{
-    gpu_run *run = m->run;
-    gpu_output_acts *a = &mb->output;
-    gpu_value dlogits, dx, dnorm;
-    ASSAY_TRY(GPU_CALL(run, "cross_entropy_bwd", "loss", GPU_T("logits", &a->logits), GPU_T("lse", &a->lse),
-                       GPU_T("targets", &mb->targets), GPU_I("vocab_start", vocabulary(m).start),
-                       GPU_F("scale", (double)(float)mb->loss_scale),
-                       GPU_NEW("dlogits", &dlogits, gpu_grad_of(m, &a->logits))));
-    const gpu_column_linear c = {.at = "output_layer",
-                                 .reduce = "output_layer.reduce_grad",
-                                 .gather = "decoder.gather",
-                                 .weight = m->output_layer,
-                                 .sp = m->sp};
-    dx = gpu_partial(m, gpu_grad_of(m, &a->whole), ASSAY_GROUP_TP);
-    ASSAY_TRY(gpu_column_linear_bwd(m, &c, &dnorm, &dx, &dlogits, &a->whole, &a->norm));
-    gpu_value_grad(run, dhidden, hidden);
-    return GPU_CALL(run, "rmsnorm_bwd", "decoder.final_layernorm", GPU_T("dy", &dnorm), GPU_T("x", hidden),
-                    GPU_T("gamma", gpu_param_use(m, m->final_layernorm)), GPU_T("rstd", &a->rstd),
-                    GPU_T("dgamma", gpu_param_grad(m, m->final_layernorm)), GPU_F("eps", m->eps),
-                    GPU_T("dx", dhidden));
+                    GPU_I("vocab_start", gpu_dim_tp(m, m->config->vocab_size, 1).start),
+                    GPU_T("dweight", dweight));
 }
 
 /* --- layers ------------------------------------------------------------------------------------------------- */
@@ -214,7 +132,8 @@ static assay_status make_output(gpu_model *m, gpu_microbatch_state *mb, gpu_laye
  * output). */
 static const gpu_param_unit *unit_behind(const gpu_model *m, const gpu_chunk *chunk, int64_t l)
 {
-    return l + 1 < chunk->n_layers ? &chunk->layers[l + 1].unit : chunk->has_output ? &m->output_unit : NULL;
+    const bool output = chunk->has_output && m->loss_parts == 0;
+    return l + 1 < chunk->n_layers ? &chunk->layers[l + 1].unit : output ? &m->output_unit : NULL;
 }
 
 static const gpu_param_unit *unit_before(const gpu_model *m, const gpu_chunk *chunk, int64_t l)
@@ -234,7 +153,8 @@ static bool runs_next_norm(const gpu_model *m, const gpu_chunk *chunk, int64_t l
     if (m->grid->p.zero_stage >= 3)
         return false;
     if (l + 1 == chunk->n_layers)
-        return chunk->has_output && n == 0;
+        return chunk->has_output && n == 0 &&
+               m->loss_parts == 0; /* else the last norm runs in the backward */
     return (m->recompute.modules & ASSAY_RECOMPUTE_LAYERNORM) == 0 &&
            assay_recompute_layers(&m->recompute, chunk->n_layers, l + 1, &other) == n &&
            (n == 0 || other == first);
@@ -405,10 +325,10 @@ assay_status gpu_stage_fwd(gpu_model *m, gpu_chunk *chunk, gpu_microbatch_state 
         hidden = &mb->layers[l].output;
         entered = runs_next;
     }
-    if (chunk->has_output) {
+    if (chunk->has_output && m->loss_parts == 0) {
         if (!entered)
             ASSAY_TRY(gpu_param_acquire(m, &m->output_unit, NULL));
-        ASSAY_TRY(output_fwd(m, mb, index, hidden, entered));
+        ASSAY_TRY(gpu_output_fwd(m, mb, hidden, entered));
         ASSAY_TRY(gpu_param_release(m, &m->output_unit));
     }
     gpu_arena_reset(&m->scratch, mark);
@@ -426,8 +346,10 @@ assay_status gpu_stage_bwd(gpu_model *m, gpu_chunk *chunk, gpu_microbatch_state 
     m->round = mb->index;
     if (chunk->has_output) {
         ASSAY_TRY(gpu_param_acquire(m, &m->output_unit, unit_before(m, chunk, chunk->n_layers)));
-        ASSAY_TRY(output_bwd(m, mb,
-                             chunk->n_layers > 0 ? &mb->layers[chunk->n_layers - 1].output : &mb->input, dy));
+        gpu_value *hidden = chunk->n_layers > 0 ? &mb->layers[chunk->n_layers - 1].output : &mb->input;
+        ASSAY_TRY(m->loss_parts > 0 ? gpu_output_parts(m, mb, hidden, dy)
+                                    : gpu_output_bwd(m, mb, hidden, dy));
+        gpu_arena_reset(&m->scratch, mark);
         ASSAY_TRY(leave_bwd(m, mb, &m->output_unit));
     } else if (doutput == dx) {
         dx = dy;

@@ -75,8 +75,9 @@ typedef struct gpu_run {
     assay_trace_writer *trace; /* NULL: off */
     assay_phase phase;
     int64_t step, microbatch;
-    int64_t layer;                /* global number; -1 outside the decoder */
-    const assay_recipe *recipe;   /* in which type every class of operation stores */
+    int64_t layer;              /* global number; -1 outside the decoder */
+    int64_t part;               /* of the loss that is made in parts (gpu/output.h): 1 + number; 0 outside */
+    const assay_recipe *recipe; /* in which type every class of operation stores */
     struct gpu_fault_plan *fault; /* planted faults; NULL: none */
     gpu_substitute substitute;    /* replaces results of operations; NULL: none */
     void *substitute_user;

@@ -16,8 +16,7 @@ static void append(assay_sequence *q, int64_t start, int64_t length)
     q->segments[q->n_segments++] = (assay_segment){.start = start, .length = length};
 }
 
-/* Rows [first, first + length) of q in its local order. */
-static void cut(assay_sequence *out, const assay_sequence *q, int64_t first, int64_t length)
+void assay_sequence_cut(const assay_sequence *q, int64_t first, int64_t length, assay_sequence *out)
 {
     *out = (assay_sequence){.n_segments = 0};
     for (int i = 0; i < q->n_segments && length > 0; i++) {
@@ -75,7 +74,7 @@ assay_status assay_sequence_map_make(const assay_grid *g, int rank, int64_t s, a
     int64_t length;
     assay_split(out->region.length, g->size[ASSAY_AXIS_TP], assay_grid_coord(g, ASSAY_AXIS_TP, rank),
                 &out->shard_first, &length);
-    cut(&out->shard, &out->region, out->shard_first, length);
+    assay_sequence_cut(&out->region, out->shard_first, length, &out->shard);
     return ASSAY_OK;
 }
 

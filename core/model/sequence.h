@@ -38,6 +38,8 @@ int64_t assay_sequence_region_length(const assay_grid *g, int64_t s, int cp);
 int64_t assay_sequence_position(const assay_sequence *q, int64_t i);
 /* Local row of a global position, -1 when the piece does not hold it. */
 int64_t assay_sequence_row(const assay_sequence *q, int64_t position);
+/* Rows [first, first + length) of q in its local order, as far as it has them. */
+void assay_sequence_cut(const assay_sequence *q, int64_t first, int64_t length, assay_sequence *out);
 /* Writes the piece into dimension `dim` of a shard whose global extent there is S. */
 void assay_sequence_place(const assay_sequence *q, int64_t global_length, assay_shard *shard, int dim);
 

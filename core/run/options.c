@@ -226,6 +226,9 @@ static const assay_option_row table[] = {
     {"calculate_per_token_loss", ASSAY_OPT_BOOL, MEMBER(calculate_per_token_loss), 0, 0, NULL, "BOOL",
      "gradients of the mean over all targets of a step; false: of the mean of microbatch means", "Loss",
      EVERYWHERE},
+    ROW_INT(loss_subbatch_sequence_length, 0, 1099511627776.0, EVERYWHERE, "Loss",
+            "positions of a sequence whose logits exist at once: their loss and gradient are made together, "
+            "in the backward; 0: all at once"),
     ROW_ENUM(semantics, semantics_words, "default|megatron", EVERYWHERE, "Loss",
              "default: no layout changes a number; megatron: Megatron-LM's numbers where they depend on the "
              "layout"),
@@ -264,6 +267,14 @@ void assay_train_options_default(assay_train_options *o)
     o->gradient_accumulation_fusion = true;
     o->calculate_per_token_loss = true;
     o->lr_wsd_decay_style = ASSAY_WSD_EXPONENTIAL;
+}
+
+int64_t assay_loss_parts(const assay_train_options *o, int64_t positions)
+{
+    const int64_t length = o->loss_subbatch_sequence_length;
+    if (length == 0)
+        return 0;
+    return positions > 0 ? (positions - 1) / length + 1 : 1;
 }
 
 const assay_option_row *assay_train_option_table(void)

@@ -116,6 +116,8 @@ typedef struct assay_train_options {
     bool
         gradient_accumulation_fusion; /* weight gradients are added in F32 as they are made; false: rounded to act first */
     bool calculate_per_token_loss; /* objective: the mean over targets; false: the mean of microbatch means */
+    int64_t
+        loss_subbatch_sequence_length; /* positions whose logits exist at once; 0 = all: docs/LAYOUTS.md 11 */
     assay_semantics semantics;
 
     char variant[256]; /* "attention=k1,rmsnorm=k0": kernel variants by op family; "" = fastest */
@@ -127,6 +129,10 @@ typedef struct assay_train_options {
 
     uint64_t given[2]; /* bit i % 64 of word i / 64: row i of the option table was set, to whatever value */
 } assay_train_options;
+
+/* Pieces of `loss_subbatch_sequence_length` positions that the loss of `positions` is made in, at least 1 (then an empty one); 0: it
+ * is made whole. */
+int64_t assay_loss_parts(const assay_train_options *o, int64_t positions);
 
 void assay_train_options_default(assay_train_options *o);
 

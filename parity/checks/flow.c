@@ -26,6 +26,7 @@ typedef struct flow {
     int64_t n, capacity;
     const assay_trace_tensor **records; /* what the numbers mean */
     const assay_trace_op **writers;     /* NULL: an observation, nobody's output */
+    int64_t *before;                    /* number of the writer before it of the same place, -1: none */
     parity_scales scales;
     parity_result base;
     parity_table *table;
@@ -76,10 +77,14 @@ static assay_status remember(flow *f, const assay_trace_tensor *record, const as
         const assay_trace_op **writers = realloc(f->writers, (size_t)capacity * sizeof *writers);
         ASSAY_CHECK(writers, ASSAY_OUT_OF_MEMORY, "%lld records", (long long)capacity);
         f->writers = writers;
+        int64_t *before = realloc(f->before, (size_t)capacity * sizeof *before);
+        ASSAY_CHECK(before, ASSAY_OUT_OF_MEMORY, "%lld records", (long long)capacity);
+        f->before = before;
         f->capacity = capacity;
     }
     f->records[f->n] = record;
     f->writers[f->n] = writer;
+    f->before[f->n] = -1;
     *number = f->n++;
     return ASSAY_OK;
 }
@@ -115,6 +120,8 @@ static assay_status register_output(flow *f, const assay_trace_op *op, const ass
     piece_key(piece, record);
     ASSAY_TRY(parity_map_put(f->last, piece, number));
     place_key(key, sizeof key, record->name, record->step, record->microbatch);
+    if (!is_state(f, record->name) && !is_part(record->name))
+        f->before[number] = parity_map_get(f->exact, key);
     ASSAY_TRY(parity_map_put(f->exact, key, number));
     if (parity_map_get(f->content, record->hash) < 0)
         ASSAY_TRY(parity_map_put(f->content, record->hash, number));
@@ -192,36 +199,61 @@ static bool same_local_shape(const assay_trace_tensor *a, const assay_trace_tens
     return same;
 }
 
-static bool same_global_shape(const assay_trace_tensor *a, const assay_trace_tensor *b)
+/* Whether two records can be pieces of one tensor, or of this rank's part of one sum. */
+static bool same_tensor(const assay_trace_tensor *a, const assay_trace_tensor *b)
 {
-    bool same = a->dtype == b->dtype && a->shard.ndim == b->shard.ndim && a->kind == ASSAY_PIECE_SHARD &&
-                b->kind == ASSAY_PIECE_SHARD;
+    bool same = a->dtype == b->dtype && a->shard.ndim == b->shard.ndim && a->kind == b->kind &&
+                (a->kind == ASSAY_PIECE_SHARD ||
+                 (a->kind == ASSAY_PIECE_PARTIAL && strcmp(a->partial_group, b->partial_group) == 0));
     for (int d = 0; same && d < a->shard.ndim; d++)
         same = a->shard.global_shape[d] == b->shard.global_shape[d];
     return same;
 }
 
-/* Whether the elements that both pieces hold are equal (a rank may read more or less than it wrote itself).
- */
-static assay_status common_part_equal(const assay_trace_tensor *written, const assay_trace_tensor *read,
-                                      bool *equal)
+/* Puts what record `number` and those before it wrote over `copy`, the oldest first; *n: elements of `read` that were. */
+static bool write_over(const flow *f, int64_t number, const assay_trace_tensor *read, void *copy,
+                       unsigned char *covered, int64_t *n)
 {
-    *equal = false;
-    if (!same_global_shape(written, read) || !written->data || !read->data)
+    int64_t oldest = number, newer;
+    bool all = true;
+    while (f->before[oldest] >= 0)
+        oldest = f->before[oldest];
+    for (int64_t i = oldest; all; i = newer) {
+        const assay_trace_tensor *w = f->records[i];
+        all = same_tensor(w, read) && w->data != NULL;
+        if (all)
+            (void)assay_shard_copy(copy, &read->shard, w->data, &w->shard, assay_dtype_bytes(read->dtype),
+                                   covered, false, NULL);
+        if (i == number)
+            break;
+        for (newer = number; f->before[newer] != i; newer = f->before[newer])
+            continue;
+    }
+    *n = 0;
+    for (int64_t i = 0; i < assay_shard_count(&read->shard); i++)
+        *n += covered[i];
+    return all;
+}
+
+/* Whether the elements that were written are equal: a rank may read less than it wrote, or more than it wrote itself; what
+ * several operations wrote part by part must be all of it. */
+static assay_status written_part_equal(const flow *f, int64_t number, const assay_trace_tensor *read,
+                                       bool *equal)
+{
+    const int64_t count = assay_shard_count(&read->shard);
+    int64_t n = 0;
+    if (!read->data)
         return ASSAY_OK;
-    unsigned char *covered = malloc((size_t)assay_shard_count(&read->shard) + 1);
     void *copy = malloc(read->bytes + 1);
-    if (!covered || !copy) {
+    unsigned char *covered = calloc((size_t)count + 1, 1);
+    if (!copy || !covered) {
         free(copy);
         free(covered);
         ASSAY_FAIL(ASSAY_OUT_OF_MEMORY, "%s", read->name);
     }
-    memset(covered, 1, (size_t)assay_shard_count(&read->shard));
     memcpy(copy, read->data, read->bytes);
-    int64_t differs = -1;
-    (void)assay_shard_copy(copy, &read->shard, written->data, &written->shard, assay_dtype_bytes(read->dtype),
-                           covered, true, &differs);
-    *equal = differs < 0;
+    *equal = write_over(f, number, read, copy, covered, &n) && memcmp(copy, read->data, read->bytes) == 0 &&
+             (n == count || (f->before[number] < 0 && !same_local_shape(read, f->records[number])));
     free(copy);
     free(covered);
     return ASSAY_OK;
@@ -320,8 +352,8 @@ static assay_status judge_edge(const flow *f, const assay_trace_op *reader, cons
     const assay_trace_tensor *written = f->records[number];
     const assay_trace_op *writer = f->writers[number];
     bool equal = strcmp(read->hash, written->hash) == 0;
-    if (!equal && !same_local_shape(read, written))
-        ASSAY_TRY(common_part_equal(written, read, &equal));
+    if (!equal && !parity_same_shard(&written->shard, &read->shard))
+        ASSAY_TRY(written_part_equal(f, number, read, &equal));
     if (equal)
         return ASSAY_OK;
     parity_result_fail(r, "%s is not what %s %s wrote in step %lld, microbatch %lld on rank %d", read->name,
@@ -423,6 +455,8 @@ static void free_maps(flow *f)
     parity_map_destroy(f->initial);
     free(f->records);
     free(f->writers);
+    free(f->before);
+    f->before = NULL;
     f->last = f->exact = f->content = f->initial = NULL;
     f->records = NULL;
     f->writers = NULL;

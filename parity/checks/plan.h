@@ -237,6 +237,20 @@ plan_context plan_context_forward(plan *p, plan_tensor q, plan_tensor k, plan_te
 /* Gradients of the rank's own q, k, v. */
 plan_qkv plan_context_backward(plan *p, const plan_context *c, plan_tensor d_o);
 
+/* --- final norm, output layer, loss: plan_output.c ------------------------------------------------------------ */
+typedef struct plan_output_saved {
+    plan_tensor hidden, targets; /* what is read: of the last layer, of the batch */
+    plan_tensor x, logits, lse;
+    plan_norm final_norm;
+} plan_output_saved;
+/* Parts of the positions whose loss is made part by part, all in the backward; 0: it is made whole. */
+int64_t plan_output_parts(const plan *p);
+void plan_output_forward(plan *p, plan_output_saved *s);
+/* Gradient of s->hidden. */
+plan_tensor plan_output_backward(plan *p, plan_output_saved *s);
+/* First row of the vocabulary that this tp rank holds; *n: how many. */
+int64_t plan_vocabulary(const plan *p, int64_t *n);
+
 /* --- kinds -------------------------------------------------------------------------------------------------- */
 typedef struct plan_kind {
     size_t saved; /* bytes that forward keeps for backward */

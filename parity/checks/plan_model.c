@@ -1,4 +1,4 @@
-/* A step's microbatches: stages, layers, embedding, head and loss. */
+/* A step's microbatches: stages, layers, embedding. */
 #include "parity/checks/plan.h"
 
 #include <string.h>
@@ -12,8 +12,8 @@ typedef struct layer_saved {
 
 /* What one microbatch keeps on a chunk. */
 typedef struct slot {
-    plan_tensor ids, targets, embedding, embedded, input, x, logits, lse;
-    plan_norm final_norm;
+    plan_tensor ids, embedding, embedded, input;
+    plan_output_saved output;
     layer_saved *layers;
     plan_tensor dy, dinput; /* gradients that arrive and leave */
 } slot;
@@ -46,19 +46,7 @@ static plan_tensor batch_tensor(plan *p, const char *name, const int64_t *from, 
     return plan_with_integers(t, value, n);
 }
 
-static int64_t vocabulary_start(const plan *p)
-{
-    int64_t start;
-    (void)plan_piece(p->job->config->vocab_size, p->tp, p->at.tp, &start);
-    return start;
-}
-
-/* --- embedding, head, loss ---------------------------------------------------------------------------------- */
-
-static const char *output_weight(const plan *p)
-{
-    return p->job->config->tie_word_embeddings ? "embedding.word_embeddings.weight" : "output_layer.weight";
-}
+/* --- embedding ----------------------------------------------------------------------------------------------- */
 
 static void embedding_forward(plan *p, slot *s)
 {
@@ -67,7 +55,7 @@ static void embedding_forward(plan *p, slot *s)
     plan_in(p, "ids", s->ids);
     plan_in(p, "weight", plan_param(p, "embedding.word_embeddings.weight"));
     plan_out(p, "y", s->embedding);
-    plan_int(p, "vocab_start", vocabulary_start(p));
+    plan_int(p, "vocab_start", plan_vocabulary(p, NULL));
     s->embedded = plan_row_output(p, "embedding.reduce", s->embedding);
     s->input = plan_dropout(p, "embedding.dropout", PLAN_DROP_EMBEDDING, s->embedded);
 }
@@ -83,88 +71,7 @@ static void embedding_backward(plan *p, slot *s, plan_tensor dy)
     plan_in(p, "dy", whole);
     plan_in(p, "ids", s->ids);
     plan_accumulate(p, "dweight", "embedding.word_embeddings.weight");
-    plan_int(p, "vocab_start", vocabulary_start(p));
-}
-
-static void loss_forward(plan *p, slot *s)
-{
-    plan_tensor stats = plan_value(p, "loss.stats", "stats", p->accumulated);
-    plan_add(p, "cross_entropy_stats", "loss.stats");
-    plan_in(p, "logits", s->logits);
-    plan_in(p, "targets", s->targets);
-    plan_out(p, "stats", stats);
-    plan_int(p, "vocab_start", vocabulary_start(p));
-    if (p->tp > 1) {
-        const plan_tensor all = plan_value(p, "loss.gather", "recv", p->accumulated);
-        plan_add_collective(p, "all_gather", "loss.gather", ASSAY_GROUP_TP, p->accumulated);
-        plan_in(p, "send", stats);
-        plan_out(p, "recv", all);
-        stats = all;
-    }
-    const plan_tensor loss = plan_value(p, "loss", "loss", p->accumulated);
-    s->lse = plan_value(p, "loss", "lse", p->accumulated);
-    plan_add(p, "cross_entropy_loss", "loss");
-    plan_in(p, "stats", stats);
-    plan_in(p, "targets", s->targets);
-    plan_out(p, "lse", s->lse);
-    plan_out(p, "loss", loss);
-    plan_add(p, "sum", "loss.sum");
-    plan_in(p, "x", loss);
-    plan_out(p, "y", plan_value(p, "loss.sum", "y", ASSAY_F64));
-}
-
-static void output_forward(plan *p, slot *s, plan_tensor hidden)
-{
-    s->final_norm = plan_rmsnorm(p, "decoder.final_layernorm", hidden);
-    s->x = plan_column_input(p, "decoder.gather", s->final_norm.y);
-    s->logits = plan_linear(p, "output_layer", s->x, output_weight(p), NULL, p->accumulated);
-    loss_forward(p, s);
-}
-
-/* Of this microbatch, on the positions of this rank. */
-static int64_t targets_here(const plan *p)
-{
-    const assay_batches *b = p->job->batches;
-    const int64_t *labels = assay_batches_labels(b, p->step, p->microbatch);
-    int64_t n = 0;
-    for (int64_t i = 0; i < p->sequence.region.length * p->B; i++) {
-        const int64_t s = assay_sequence_position(&p->sequence.region, i / p->B) + (b->shifted ? 0 : 1);
-        n += s < p->S && labels[(p->share.first_row + i % p->B) * p->S + s] != ASSAY_IGNORE_INDEX;
-    }
-    return n;
-}
-
-/* The weight of a target of this microbatch in the objective. */
-static double target_weight(const plan *p)
-{
-    const assay_batches *b = p->job->batches;
-    const assay_train_options *o = p->job->options;
-    if (o->calculate_per_token_loss)
-        return 1.0 / (double)p->n_targets;
-    if (o->semantics == ASSAY_SEMANTICS_MEGATRON && p->cp > 1) {
-        const int64_t here = targets_here(p);
-        return 1.0 / ((double)b->microbatches * (double)p->cp * (double)(here > 0 ? here : 1));
-    }
-    const int64_t n = plan_targets(b, p->step, p->microbatch);
-    return 1.0 / ((double)b->microbatches * (double)(n > 0 ? n : 1));
-}
-
-static plan_tensor output_backward(plan *p, slot *s)
-{
-    const plan_tensor dlogits = plan_grad(p, s->logits, p->act), dx = plan_grad(p, s->x, p->act);
-    const plan_tensor dhidden = plan_grad(p, s->final_norm.x, p->act);
-    plan_add(p, "cross_entropy_bwd", "loss");
-    plan_in(p, "logits", s->logits);
-    plan_in(p, "lse", s->lse);
-    plan_in(p, "targets", s->targets);
-    plan_out(p, "dlogits", dlogits);
-    plan_int(p, "vocab_start", vocabulary_start(p));
-    plan_f32(p, "scale", target_weight(p));
-    plan_linear_backward(p, "output_layer", dlogits, s->x, output_weight(p), NULL, dx);
-    const plan_tensor dnorm =
-        plan_column_input_backward(p, "decoder.gather", "output_layer.reduce_grad", dx, s->final_norm.y);
-    plan_rmsnorm_backward(p, "decoder.final_layernorm", &s->final_norm, dnorm, dhidden);
-    return dhidden;
+    plan_int(p, "vocab_start", plan_vocabulary(p, NULL));
 }
 
 /* --- layers ------------------------------------------------------------------------------------------------- */
@@ -324,33 +231,36 @@ static void forward_arrives(plan *p, const chunk *c, slot *s)
     const assay_batches *b = p->job->batches;
     s->layers = plan_alloc(p, (size_t)c->count * sizeof *s->layers);
     s->ids = batch_tensor(p, "input_ids", assay_batches_ids(b, p->step, p->microbatch), false);
-    s->targets = batch_tensor(p, "targets", assay_batches_labels(b, p->step, p->microbatch), !b->shifted);
+    s->output.targets =
+        batch_tensor(p, "targets", assay_batches_labels(b, p->step, p->microbatch), !b->shifted);
     if (c->first_of_all)
         return;
     s->input = hidden_before(p, c->first);
     receive(p, "pipeline.recv_forward", s->input, false);
 }
 
-static int64_t unit_behind(const chunk *c, int64_t l)
+static int64_t unit_behind(const plan *p, const chunk *c, int64_t l)
 {
-    return l + 1 < c->count ? c->first + l + 1 : c->last_of_all ? PLAN_UNIT_OUTPUT : PLAN_UNIT_NONE;
+    const bool output = c->last_of_all && plan_output_parts(p) == 0;
+    return l + 1 < c->count ? c->first + l + 1 : output ? PLAN_UNIT_OUTPUT : PLAN_UNIT_NONE;
 }
 
 static void forward_runs(plan *p, const chunk *c, slot *s)
 {
     if (c->first_of_all) {
-        plan_unit_before(p, PLAN_UNIT_EMBEDDING, unit_behind(c, -1));
+        plan_unit_before(p, PLAN_UNIT_EMBEDDING, unit_behind(p, c, -1));
         embedding_forward(p, s);
     }
     plan_tensor hidden = s->input;
     for (int64_t l = 0; l < c->count && p->st == ASSAY_OK; l++) {
-        plan_unit_before(p, c->first + l, unit_behind(c, l));
+        plan_unit_before(p, c->first + l, unit_behind(p, c, l));
         hidden = layer_forward(p, c->first + l, &s->layers[l], hidden);
     }
-    if (!c->last_of_all)
+    s->output.hidden = hidden;
+    if (!c->last_of_all || plan_output_parts(p) > 0)
         return;
     plan_unit_before(p, PLAN_UNIT_OUTPUT, PLAN_UNIT_NONE);
-    output_forward(p, s, hidden);
+    plan_output_forward(p, &s->output);
 }
 
 static void forward_leaves(plan *p, const chunk *c, slot *s)
@@ -381,7 +291,7 @@ static void backward_runs(plan *p, const chunk *c, slot *s)
     plan_tensor dy = s->dy;
     if (c->last_of_all) {
         plan_unit_before(p, PLAN_UNIT_OUTPUT, unit_before(p, c, c->count));
-        dy = output_backward(p, s);
+        dy = plan_output_backward(p, &s->output);
         plan_unit_reduce(p, PLAN_UNIT_OUTPUT);
     }
     for (int64_t l = c->count - 1; l >= 0 && p->st == ASSAY_OK; l--) {

@@ -407,3 +407,16 @@ Test(core_options, version_exits_with_success, .exit_code = 0, .init = cr_redire
     (void)parse(&o, &s, ARGS("--version"));
     _exit(1);
 }
+
+Test(core_options, parts_of_a_loss)
+{
+    static const struct {
+        int64_t length, positions, parts;
+    } rows[] = {{0, 0, 0},  {0, 9, 0}, {1, 9, 9},
+                {4, 9, 3},  {4, 8, 2}, {9, 9, 1},
+                {10, 9, 1}, {4, 0, 1}, {(int64_t)1 << 40, INT64_MAX, ((int64_t)1 << 23)}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const assay_train_options o = {.loss_subbatch_sequence_length = rows[i].length};
+        cr_expect_eq(assay_loss_parts(&o, rows[i].positions), rows[i].parts, "row %zu", i);
+    }
+}

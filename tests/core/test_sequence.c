@@ -175,3 +175,24 @@ Test(core_sequence, bad_arguments_are_named)
     expect_error(assay_sequence_map_make(&g, 2, 8, &m), ASSAY_INVALID_ARGUMENT, "rank 2 of a world of 2");
     expect_error(assay_sequence_map_make(&g, 0, -1, &m), ASSAY_INVALID_ARGUMENT, "-1 positions");
 }
+
+/* Rows [first, first + n) of a region, position by position. */
+Test(core_sequence, a_cut_has_the_rows_of_the_whole)
+{
+    for (size_t l = 0; l < COUNT(layouts); l++)
+        for (size_t k = 0; k < COUNT(lengths); k++) {
+            const assay_grid g = grid_of(layouts[l]);
+            assay_sequence_map m;
+            expect_ok(assay_sequence_map_make(&g, 0, lengths[k], &m));
+            const int64_t all = m.region.length;
+            for (int64_t length = 1; length <= all + 2; length += 3)
+                for (int64_t first = 0; first <= all; first++) {
+                    assay_sequence part;
+                    assay_sequence_cut(&m.region, first, length, &part);
+                    cr_assert_eq(part.length, length < all - first ? length : all - first);
+                    for (int64_t i = 0; i < part.length; i++)
+                        cr_assert_eq(assay_sequence_position(&part, i),
+                                     assay_sequence_position(&m.region, first + i));
+                }
+        }
+}

@@ -100,7 +100,7 @@ static const struct refused {
     {"attr:decoder.layers.0.mlp.router:score_function=tanh", "cannot be tanh"},
     {"leaf:input_ids:backwards",
      "expected leaf:NAME:shift, leaf:NAME:rank, leaf:NAME:order or leaf:NAME:row"},
-    {"skip:loss,when=now", "expected op=, phase=, step=N, microbatch=N, run=1, run=2 or variant=kN"},
+    {"skip:loss,when=now", "expected op=, phase=, step=N, microbatch=N, part=N, run=1, run=2 or variant=kN"},
     {"negate:loss:y,variant=2", "variant=: expected kN, found '2'"},
     {"skip:loss,op=softmax", "no operation is called softmax"},
     {"negate:loss", "needs a slot"},

@@ -40,6 +40,7 @@ static const row rows[] = {
      2, 8, 14, 2},
     {1, "1", "--freeze embedding.*,decoder.layers.0.*", MODEL("false"), 2, 8, 14, 2},
     {1, "1", "--gradient-accumulation-fusion=false --precision bf16", MODEL("false"), 2, 8, 14, 2},
+    {1, "1", "--loss-subbatch-sequence-length 3 --precision bf16", MODEL("true"), 2, 8, 14, 2},
     {2, "dp2", "", MODEL("false"), 2, 4, 6, 2},
     {2, "dp2,zero1", "--precision bf16", MODEL("true"), 2, 4, 6, 2},
     /* the last backward of a step starts reductions, its first forward waits for parameters */

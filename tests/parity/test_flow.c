@@ -136,3 +136,65 @@ Test(parity_flow, real_values_that_nobody_wrote_fail)
 {
     expect_failure(&(story){one, two, zero, true, false}, "b", "x", "no operation of rank 0 wrote c.y");
 }
+
+/* --- what is written part by part ---------------------------------------------------------------------------- */
+
+/* Rows of a.y [4,2]: each of the parts [0,1), [1,3), [3,4) is written by an operation of its own, but for part `skipped`; then an
+ * operation reads `n` rows from `first` on, with `wrong` added to the last element. */
+static int64_t failures_of_parts(int skipped, int64_t first, int64_t n, float wrong, assay_piece_kind kind)
+{
+    static const int64_t parts[3][2] = {{0, 1}, {1, 2}, {3, 1}};
+    static const float all[8] = {1, 2, 3, 4, 5, 6, 7, 8};
+    const int64_t shape[2] = {4, 2};
+    float read[8];
+    char dir[256];
+    assay_model_spec *spec;
+    make_spec(&spec);
+    assay_trace_writer *w = open_writer(fresh_path(dir, "t"), 0, 1, "1");
+    assay_trace_tensor t = tensor_of("a.y", ASSAY_PHASE_FORWARD, ASSAY_F32, 2, shape);
+    t.kind = kind;
+    snprintf(t.partial_group, sizeof t.partial_group, "%s", kind == ASSAY_PIECE_PARTIAL ? "tp" : "");
+    for (int i = 0; i < 3; i++) {
+        if (i == skipped)
+            continue;
+        assay_shard_whole(&t.shard, shape, 2);
+        must(assay_shard_narrow(&t.shard, 0, parts[i][0], parts[i][1]));
+        must(assay_trace_write_tensor(w, &t, all + 2 * parts[i][0]));
+        assay_trace_op make = op_of("cast", "a", ASSAY_PHASE_FORWARD);
+        op_out(&make, "y", t.id);
+        must(assay_trace_write_op(w, &make));
+    }
+    memcpy(read, all + 2 * first, (size_t)n * 2 * sizeof *read);
+    read[2 * n - 1] += wrong;
+    assay_shard_whole(&t.shard, shape, 2);
+    must(assay_shard_narrow(&t.shard, 0, first, n));
+    must(assay_trace_write_tensor(w, &t, read));
+    assay_trace_op use = op_of("sum", "b", ASSAY_PHASE_FORWARD);
+    op_in(&use, "x", t.id);
+    must(assay_trace_write_op(w, &use));
+    must(assay_trace_writer_close(w));
+    assay_trace_writer_destroy(w);
+    assay_trace *trace;
+    parity_report *r = new_report();
+    must(assay_trace_open(&trace, dir, true));
+    must(parity_check_flow(trace, spec, r));
+    const int64_t failed = n_failed(r);
+    parity_report_destroy(r);
+    assay_trace_close(trace);
+    assay_spec_destroy(spec);
+    return failed;
+}
+
+Test(parity_flow, parts_that_several_operations_wrote_are_read_together)
+{
+    for (int kind = ASSAY_PIECE_SHARD; kind <= ASSAY_PIECE_PARTIAL; kind++) {
+        const assay_piece_kind k = (assay_piece_kind)kind;
+        cr_expect_eq(failures_of_parts(-1, 0, 4, 0.0f, k), 0, "all rows");
+        cr_expect_eq(failures_of_parts(-1, 0, 2, 0.0f, k), 0, "rows across two parts");
+        cr_expect_eq(failures_of_parts(-1, 0, 2, 1.0f, k), 1, "of a part that is not the last one");
+        cr_expect_eq(failures_of_parts(-1, 0, 4, 1.0f, k), 1, "of the last part");
+        for (int skipped = 0; skipped < 3; skipped++)
+            cr_expect_eq(failures_of_parts(skipped, 0, 4, 0.0f, k), 1, "part %d was not written", skipped);
+        cr_expect_eq(failures_of_parts(2, 3, 1, 0.0f, k), 1, "rows that nobody wrote");
+    }
+}

@@ -136,6 +136,19 @@ static const fault chunks[] = {
      NULL},
 };
 
+/* The loss of positions 0-2, 3-5 and 6 one after the other; a fault without a part is planted in the first. */
+static const fault loss_parts[] = {
+    {"attr", "cross_entropy_bwd", "loss", "scale", "0.5", false, 0, 1, 0, NULL},
+    {"attr", "cross_entropy_stats", "loss.stats", "vocab_start", "1", false, 1, 0, 1, NULL},
+    {"attr", "linear_bwd_weight", "output_layer", "accumulate", "true", false, 0, 0, 0, NULL},
+    {"shift", "cross_entropy_bwd", "loss", "targets", "", INPUT, 1, 0, 0, NULL},
+    {"shift", "cross_entropy_loss", "loss", "targets", "", INPUT, 0, 1, 1, NULL},
+    {"rewire", "linear_bwd_weight", "output_layer", "x", "", INPUT, 0, 1, 1, NULL},
+    {"drop_op", "sum", "loss.sum", "", "", false, 1, 0, 1, "operation"},
+    {"repeat_op", "all_gather", "loss.gather", "", "", false, 0, 1, 0, "operation"},
+    {"recompute", "linear_fwd", "output_layer", "", "", false, 1, 0, 1, "recompute"},
+};
+
 /* tp without sp: an MoE layer cuts its tokens itself. */
 static const fault scattered[] = {
     {"attr", "slice_rows", M1 "scatter", "start", "1", false, 1, 0, 1, NULL},
@@ -299,6 +312,16 @@ Test(parity_plan_faults, tensor_parallel_fp32)
 Test(parity_plan_faults, tensor_parallel_bf16)
 {
     expect_all("tp2,sp,ep2", ASSAY_PRECISION_BF16, TABLE(tensor_parallel));
+}
+
+Test(parity_plan_faults, loss_in_parts_fp32)
+{
+    expect_all("tp2,sp parts", ASSAY_PRECISION_FP32, TABLE(loss_parts));
+}
+
+Test(parity_plan_faults, loss_in_parts_bf16)
+{
+    expect_all("tp2,sp parts", ASSAY_PRECISION_BF16, TABLE(loss_parts));
 }
 
 Test(parity_plan_faults, stages_and_distributed_optimizer_fp32)

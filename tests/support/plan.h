@@ -79,7 +79,8 @@ static inline void plan_write_batch(const char *path, bool many, bool packed)
  * all balancing losses of a router; "LAYOUT balancing megatron": under --semantics megatron; "LAYOUT unfused": no
  * gradient_accumulation_fusion; "LAYOUT full=N", "LAYOUT selective=MODULES": recomputation; "LAYOUT jitter": of the router's input; "LAYOUT zeros": those in gradients are
  * counted; "LAYOUT padded": experts are padded to their capacity; "LAYOUT fp8": to multiples of 16; "LAYOUT forced": experts are
- * chosen by random logits; "LAYOUT dropout": of hidden states and probabilities; "LAYOUT residual": Hugging Face's. */
+ * chosen by random logits; "LAYOUT dropout": of hidden states and probabilities; "LAYOUT residual": Hugging Face's; "LAYOUT parts": the loss
+ * of three positions at a time. */
 static inline void plan_cell_run_with(plan_cell *c, const char *model, const char *layout,
                                       assay_precision precision, const char *planted, double capacity,
                                       assay_token_dispatcher dispatcher)
@@ -103,6 +104,7 @@ static inline void plan_cell_run_with(plan_cell *c, const char *model, const cha
     snprintf(o->layout, sizeof o->layout, "%.*s", (int)strcspn(layout, " "), layout);
     o->gradient_accumulation_fusion = strstr(layout, " unfused") == NULL;
     o->ddp_bucket_size = strstr(layout, " buckets") ? 150 : 0;
+    o->loss_subbatch_sequence_length = strstr(layout, " parts") ? 3 : 0;
     o->moe_router_force_load_balancing = strstr(layout, " forced") != NULL;
     if (strstr(layout, " dropout")) {
         o->attention_dropout = 0.3;
