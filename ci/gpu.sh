@@ -99,7 +99,7 @@ judged() {
     return "$code"
 }
 request() { # every operation, its inputs and attributes, in the form that `assay-gpu ops` executes
-    ready=$here/report/work/operations/fp32-1/request
+    ready=$here/report/work/operations/request-fp32-1
     [[ -d $ready ]] || judged report --case operations --layout 1 --precision fp32 --variant fastest --keep --jobs 1 || true
     [[ -d $ready ]] || { cannot "no request was written at $ready"; return 1; }
 }
@@ -299,7 +299,7 @@ pack_up() {
             cp "$file" "$target"
         fi
     done < <(find "$out/slices" -type f \( -name log.txt -o -name '*.log' -o -name results.jsonl -o -name facts.json -o -name engine.json \
-        -o -name bench.json -o -name 'torch-*.json' -o -name probe.json -o -name '*.key.pub' -o -path '*/certificates/*.json' \) -not -path '*/request/*' -not -path '*/answer/*')
+        -o -name bench.json -o -name 'torch-*.json' -o -name probe.json -o -name '*.key.pub' -o -path '*/certificates/*.json' \) -not -path '*/request-*/*' -not -path '*/answer/*')
     tar -czf "$to/$pack.tmp" -C "$out/pack" . || { say "could not pack $to/$pack"; return 1; }
     mv "$to/$pack.tmp" "$to/$pack" || return 1
     rm -rf "$out/pack"

@@ -64,16 +64,7 @@ static double round_f32(double x)
 
 static double round_bf16(double x)
 {
-    const double smallest_normal = 0x1p-126;
-    const uint64_t cut = 45; /* bits of a double's significand that bf16 has not */
-    uint64_t u;
-    if (!(fabs(x) >= smallest_normal && fabs(x) < HUGE_VAL))
-        return ref_round(x, ASSAY_BF16);
-    memcpy(&u, &x, sizeof u);
-    u += (((uint64_t)1 << (cut - 1)) - 1) + ((u >> cut) & 1); /* to nearest, ties to even */
-    u &= ~(((uint64_t)1 << cut) - 1);
-    memcpy(&x, &u, sizeof x);
-    return fabs(x) < 0x1p128 ? x : copysign(HUGE_VAL, x);
+    return ref_bf16_is_normal(x) ? ref_round_bf16_normal(x) : ref_round(x, ASSAY_BF16);
 }
 
 void ref_policy_store(const ref_policy *p, ref_store_class class, bool gradient, const char *name,

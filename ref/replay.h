@@ -104,6 +104,21 @@ static inline bool ref_within(double err, double bound, double half, double *rat
     *ratio = allowance > 0.0 ? err / allowance : (err == 0.0 ? 0.0 : HUGE_VAL);
     return err <= allowance;
 }
+/* ref_round into bf16 of a finite number of at least its smallest normal one: an addition to the bits and a mask. */
+static inline bool ref_bf16_is_normal(double x)
+{
+    return fabs(x) >= 0x1p-126 && fabs(x) < HUGE_VAL;
+}
+static inline double ref_round_bf16_normal(double x)
+{
+    const uint64_t cut = 45; /* bits of a double's significand that bf16 has not */
+    uint64_t u;
+    memcpy(&u, &x, sizeof u);
+    u += (((uint64_t)1 << (cut - 1)) - 1) + ((u >> cut) & 1); /* to nearest, ties to even */
+    u &= ~(((uint64_t)1 << cut) - 1);
+    memcpy(&x, &u, sizeof x);
+    return fabs(x) < 0x1p128 ? x : copysign(HUGE_VAL, x);
+}
 /* Rounds to nearest even into the format of dtype (F64: unchanged); overflow to infinity; subnormals kept. */
 double ref_round(double x, assay_dtype dtype);
 /* Distance between neighbours of the format at |x| (smallest subnormal at 0). */

@@ -4,8 +4,11 @@
 
 #include "parity/judge/judge.h"
 
-/* Whether element i of an output depends on a function (square root, exponential) whose last bits are free:
- * such an element is judged within its bound, all others bit for bit. */
-bool parity_exact_is_free(const char *op, const char *slot, int64_t i, int64_t count);
+/* Elements [begin,end) of an output that depend on a function (square root, exponential) whose last bits are free: they are
+ * judged within their bounds, all others bit for bit. */
+typedef struct parity_exact_freedom {
+    int64_t begin, end;
+} parity_exact_freedom;
+parity_exact_freedom parity_exact_free_of(const char *op, const char *slot, int64_t count);
 
 #endif

@@ -4,6 +4,7 @@
 #include "core/base/log.h"
 #include "parity/run/run.h"
 #include <errno.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -49,6 +50,52 @@ static assay_status write_summary(const parity_report *r, const json_t *facts, c
     return st;
 }
 
+/* results.jsonl is as large as all other files of a report many times over: it is written, and waits for the disk, beside them. */
+typedef struct lines {
+    const parity_report *r;
+    char path[ASSAY_PATH + 32];
+    assay_status st;
+    char message[PARITY_TEXT];
+} lines;
+
+static void *write_lines(void *user)
+{
+    lines *w = user;
+    w->st = parity_report_jsonl(w->r, w->path);
+    if (w->st != ASSAY_OK)
+        snprintf(w->message, sizeof w->message, "%s", assay_error_message());
+    return NULL;
+}
+
+static assay_status write_pages(const parity_report *r, const char *dir, const char *title,
+                                const json_t *facts)
+{
+    char path[ASSAY_PATH + 32];
+    snprintf(path, sizeof path, "%s/junit.xml", dir);
+    ASSAY_TRY(parity_report_junit(r, path, facts));
+    snprintf(path, sizeof path, "%s/index.html", dir);
+    return parity_report_html(r, path, title, facts);
+}
+
+static assay_status write_results(const parity_report *r, const char *dir, const char *title,
+                                  const json_t *facts)
+{
+    lines w = {.r = r};
+    pthread_t thread;
+    snprintf(w.path, sizeof w.path, "%s/results.jsonl", dir);
+    const bool beside = pthread_create(&thread, NULL, write_lines, &w) == 0;
+    if (!beside) {
+        ASSAY_TRY(parity_report_jsonl(r, w.path));
+        return write_pages(r, dir, title, facts);
+    }
+    const assay_status st = write_pages(r, dir, title, facts);
+    pthread_join(thread, NULL);
+    if (w.st != ASSAY_OK)
+        assay_error_clear(); /* whatever befell the pages: what the results say comes first */
+    ASSAY_CHECK(w.st == ASSAY_OK, w.st, "%s", w.message);
+    return st;
+}
+
 assay_status parity_report_write(const parity_report *r, const char *dir, const char *title,
                                  const json_t *facts, const char *summary)
 {
@@ -57,12 +104,7 @@ assay_status parity_report_write(const parity_report *r, const char *dir, const 
     json_t *shown = json_copy((json_t *)(uintptr_t)facts);
     ASSAY_CHECK(shown != NULL, ASSAY_OUT_OF_MEMORY, "report");
     json_object_del(shown, "times");
-    snprintf(path, sizeof path, "%s/results.jsonl", dir);
-    ASSAY_TRY_GOTO(parity_report_jsonl(r, path), st, done);
-    snprintf(path, sizeof path, "%s/junit.xml", dir);
-    ASSAY_TRY_GOTO(parity_report_junit(r, path, facts), st, done);
-    snprintf(path, sizeof path, "%s/index.html", dir);
-    ASSAY_TRY_GOTO(parity_report_html(r, path, title, facts), st, done);
+    ASSAY_TRY_GOTO(write_results(r, dir, title, facts), st, done);
     snprintf(path, sizeof path, "%s/facts.json", dir);
     ASSAY_TRY_GOTO(assay_json_save(facts, path), st, done);
     if (summary[0] != '\0')

@@ -1,8 +1,8 @@
 /* `assay run`: in which order tasks start, and the memory that each needs.  Results are reported in the order of the matrix, whatever this one is.
  *
  * The long ones first, so that none is left alone at the end.  Tasks of one case share reference runs, of which some belong to one
- * precision; the first task to need a run makes it and the others wait.  So the first task of every case comes first, then the first of
- * every case in its other precision, then the rest. */
+ * precision, and tasks of the operations a request; the first task to need one makes it and the others wait.  So the first task of
+ * every case comes first, then the first of every case in its other precision, then the rest. */
 #include "parity/run/run.h"
 #include <stdlib.h>
 #include <string.h>
@@ -35,12 +35,12 @@ static double parameters_of(const parity_case *c)
 }
 
 /* In no unit: by the measured times of the default run (2 cores), a token costs about as much as 400 elements of parameters do
- * in a step, and a rank more adds a seventh.  Operations alone take about as long as a small case. */
+ * in a step, and a rank more adds a seventh.  Operations alone take as long as the largest of its cases. */
 static double cost_of(const parity_task *t, double parameters)
 {
     int world = 1;
     if (t->c == NULL)
-        return 1e5;
+        return 4e5;
     if (parity_layout_world(t->layout, &world) != ASSAY_OK)
         assay_error_clear();
     const double steps = t->c->steps > 0 ? (double)t->c->steps : 1.0,
@@ -59,16 +59,16 @@ static int before(const void *left, const void *right)
     return a->task < b->task ? -1 : a->task > b->task;
 }
 
-/* 0: the first of its case among places [0,n), 1: the first of its case and precision, 2: neither. */
+/* 0: the first of its case (or of the operations) among places [0,n), 1: the first of its case and precision, 2: neither. */
 static int turn_of(const parity_run_state *s, const place *places, int n, const parity_task *t)
 {
     int turn = 0;
-    for (int i = 0; i < n && t->c != NULL; i++) {
+    for (int i = 0; i < n; i++) {
         const parity_task *other = &s->tasks[places[i].task];
-        if (other->c == t->c)
+        if (other->c == t->c && other->widths == t->widths)
             turn = other->precision == t->precision || turn == 2 ? 2 : 1;
     }
-    return t->c != NULL ? turn : 2;
+    return turn;
 }
 
 assay_status parity_run_order(parity_run_state *s)

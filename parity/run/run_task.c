@@ -331,14 +331,10 @@ static assay_status run_exact(parity_task_state *s)
 {
     char request[ASSAY_PATH], answer[ASSAY_PATH], log[ASSAY_PATH];
     char request_option[ASSAY_PATH + 16], out_option[ASSAY_PATH + 16];
-    int world = 1;
     const double t0 = s->since = assay_monotonic_s();
-    ASSAY_TRY(parity_task_path(s->t, "request", request));
     ASSAY_TRY(parity_task_path(s->t, "answer", answer));
     ASSAY_TRY(parity_task_path(s->t, "ops.log", log));
-    ASSAY_TRY(parity_layout_world(s->t->layout, &world));
-    const char *act = s->t->precision == ASSAY_PRECISION_BF16 ? "BF16" : "F32";
-    ASSAY_TRY(s->t->widths ? parity_widths_request(request, act) : parity_exact_request(request, world, act));
+    ASSAY_TRY(parity_task_request(s->t, request));
     snprintf(request_option, sizeof request_option, "--request=%s", request);
     snprintf(out_option, sizeof out_option, "--out=%s", answer);
     const char *extra[] = {request_option, out_option, NULL};

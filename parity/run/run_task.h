@@ -1,4 +1,4 @@
-/* One task of `assay run`: what its files share.  Internal interface of run_task.c and run_bits.c. */
+/* One task of `assay run`: what its files share.  Internal interface of run_task.c, run_request.c and run_bits.c. */
 #ifndef PARITY_RUN_TASK_H
 #define PARITY_RUN_TASK_H
 
@@ -19,6 +19,10 @@ typedef struct parity_task_state {
 assay_status parity_task_path(const parity_task *t, const char *name, char out[ASSAY_PATH]);
 /* One run of the engine with changes to the base options; its log is NAME.log.  A failure names the run and its log. */
 assay_status parity_task_engine(parity_task_state *s, const char *name, const assay_train_options *o);
+
+/* run_request.c: the request of the operations alone in the task's precision and for its ranks, written by the first task that
+ * asks; it stays beside the tasks' folders.  ASSAY_IO where it cannot be written. */
+assay_status parity_task_request(const parity_task *t, char out[ASSAY_PATH]);
 
 /* run_bits.c: runs the training of `first_out` again, without a trace, with everything changed that must not change a
  * bit of the result file: communication beside compute or not, layers recomputed or kept.  On the way it leaves the

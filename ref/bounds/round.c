@@ -25,8 +25,13 @@ double ref_ulp(double x, assay_dtype dtype)
 
 double ref_round(double x, assay_dtype dtype)
 {
+    if (dtype == ASSAY_BF16 && ref_bf16_is_normal(x))
+        return ref_round_bf16_normal(x);
     if (dtype == ASSAY_F64 || !assay_dtype_is_float(dtype) || !isfinite(x) || x == 0.0)
         return x;
+    if (dtype ==
+        ASSAY_F32) /* the cast does the same: to nearest even, subnormals kept, overflow to infinity */
+        return (double)(float)x;
     const double ulp = ref_ulp(x, dtype), y = rint(x / ulp) * ulp;
     return fabs(y) > format_max(dtype) ? copysign(HUGE_VAL, x) : y;
 }
