@@ -113,8 +113,8 @@ barrier_state &barrier_find(worker &w, tile_block &b, const assay_sim_mbarrier *
  * the last product that read it and no fence followed; a report where it was written under the product; a [16][64] of it. */
 struct tiles;
 size_t factor_of(wgmma_warp &p, const unsigned *const *of_lane);
-std::vector<unsigned> take_factor(worker &w, const wgmma_warp &p, factor_state &f, int line);
-void check_factor(worker &w, const wgmma_warp &p, const issued_product &o, int line);
+const std::vector<unsigned> &take_factor(worker &w, const wgmma_warp &p, factor_state &f, int line);
+void check_factor(worker &w, const wgmma_warp &p, issued_product &o, int line);
 void unpack_factor(tiles &t, const std::vector<unsigned> &rows);
 
 /* The end of a block: false after a report. */

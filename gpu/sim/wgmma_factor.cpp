@@ -10,14 +10,20 @@
 namespace sim
 {
 
-/* The first operand's registers of all lanes. */
 constexpr size_t registers_of_a = terms / 4;
-static std::vector<unsigned> read_factor(const unsigned *const *a)
+
+/* Makes rows [lanes][16] what the registers of all lanes hold; whether it was something else.  A report leaves the function that makes it
+ * without its end, so nothing here holds memory meanwhile. */
+static bool differ(std::vector<unsigned> &rows, const unsigned *const *a)
 {
-    std::vector<unsigned> rows(lanes * registers_of_a);
-    for (unsigned l = 0; l < lanes; ++l)
-        memcpy(&rows[l * registers_of_a], a[l], registers_of_a * sizeof rows[0]);
-    return rows;
+    bool changed = false;
+    rows.resize(lanes * registers_of_a);
+    for (unsigned l = 0; l < lanes; ++l) {
+        unsigned *of_lane = &rows[l * registers_of_a];
+        changed |= memcmp(of_lane, a[l], registers_of_a * sizeof *of_lane) != 0;
+        memcpy(of_lane, a[l], registers_of_a * sizeof *of_lane);
+    }
+    return changed;
 }
 
 size_t factor_of(wgmma_warp &p, const unsigned *const *of_lane)
@@ -33,21 +39,20 @@ size_t factor_of(wgmma_warp &p, const unsigned *const *of_lane)
     return i;
 }
 
-std::vector<unsigned> take_factor(worker &w, const wgmma_warp &p, factor_state &f, int line)
+const std::vector<unsigned> &take_factor(worker &w, const wgmma_warp &p, factor_state &f, int line)
 {
-    const std::vector<unsigned> rows = read_factor(f.a);
-    if (!f.given.empty() && f.given != rows && p.fences == f.fences)
+    const bool first = f.given.empty();
+    if (differ(f.given, f.a) && !first && p.fences == f.fences)
         misuse(w, "missing fence", line,
                "registers of a first operand were written: a wgmma_fence must lie between that and the "
                "product");
-    f.given = rows;
     f.fences = p.fences;
-    return rows;
+    return f.given;
 }
 
-void check_factor(worker &w, const wgmma_warp &p, const issued_product &o, int line)
+void check_factor(worker &w, const wgmma_warp &p, issued_product &o, int line)
 {
-    if (o.what.a_registers != nullptr && read_factor(p.factors[o.factor].a) != o.rows)
+    if (o.what.a_registers != nullptr && differ(o.rows, p.factors[o.factor].a))
         misuse(w, "late read", line,
                "registers of the first operand of the product of line %d were written before it was waited "
                "for",
