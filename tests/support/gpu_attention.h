@@ -7,7 +7,7 @@
 static inline void positions(op_call *c, const int64_t *d)
 {
     const int64_t tq = d[0] * d[1], tk = d[0] * d[2];
-    double *p = malloc((size_t)(tq + tk + 1) * sizeof *p);
+    double *p = calloc((size_t)(tq + tk + 1), sizeof *p);
     for (int64_t i = 0; i < tq; ++i)
         p[i] = (double)(i / d[0] + (d[2] - d[1])); /* the queries are the last ones */
     put_values(c, "q_position", ASSAY_I64, p, tq, -1);
