@@ -5,33 +5,21 @@
  *               of 8 numbers of row r lies where mma_chunk<64> says
  *   operands    rows: a tile [rows][64], whose columns are the 64 terms; columns: tiles [64][64], whose rows are the 64 terms, one
  *               tile for every 64 rows of the operand (what a device calls K-major and MN-major)
+ *   factors     unsigned[4][4] of each thread, pairs of bf16: a first operand of 64 rows and 64 terms in registers, which wgmma_round
+ *               makes of columns of a result; like results they must not be touched until the wait (wgmma_hold)
  *   results     float[N / 8][4] of each thread of a warpgroup (4 warps, 128 threads that begin at a multiple of 128): 64 rows, N
  *               columns; wgmma_row and wgmma_column say which a register holds
  *   wgmma_*     fence, before the first product and after registers were written; multiply; commit; wait<N>: until at most N groups
  *               are under way.  Until then tiles must stay and results must not be touched
- *   mbarrier_*  a phase ends when all arrivals have come and all bytes that were announced; parity of a phase: its number's last bit
- *   tma_*       boxes of a tensor map to and from tiles: [planes][rows][columns] bf16, zeros outside
- *   named_barrier_*, setmaxnreg_*, elect_one, proxy_fence
+ *
+ * Copies, barriers and registers of a warpgroup: gpu/tma.cuh.
  *
  * In the simulator: gpu/sim/include/assay_sim_wgmma.h, which reports what a device would do wrongly in silence.  Descriptors and
  * instructions: PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions", "Tensor copies". */
 #ifndef GPU_WGMMA_CUH
 #define GPU_WGMMA_CUH
 
-#include "gpu/mma.cuh"
-
-#if ASSAY_SIM
-#include "assay_sim_wgmma.h"
-typedef assay_sim_tensor_map tma_map;
-#define TMA_MAP_PARAMETER const tma_map & /* a kernel's parameter */
-#else
-#include <cuda.h>
-typedef CUtensorMap tma_map;
-#define TMA_MAP_PARAMETER const __grid_constant__ tma_map
-#endif
-
-enum { WGMMA_THREADS = 4 * GPU_WARP, WGMMA_ROWS = 64, WGMMA_TERMS = 64, WGMMA_TILE_ALIGN = 1024 };
-enum { WGMMA_TILE = WGMMA_TERMS * WGMMA_TERMS }; /* numbers of a tile of 64 rows */
+#include "gpu/tma.cuh"
 
 /* The row and the column of register e of columns 8 j, ... of a warpgroup's result. */
 __device__ static __forceinline__ int wgmma_row(int thread, int e)
@@ -51,147 +39,20 @@ __device__ static __forceinline__ bf16 *wgmma_tiles(void *p)
                                  at)); /* GPU_DYNAMIC_SHARED */
 }
 
-/* A map of [planes][rows][columns] bf16 in device memory, for boxes of box_rows x 64 of one plane.  columns: a multiple of 8; data: of
- * 16 bytes; box_rows 1 to 256.  cudaErrorInvalidValue: something else; cudaErrorNotSupported: the driver has no tensor maps. */
-static inline cudaError_t tma_map_make(tma_map *map, const void *data, int64_t planes, int64_t rows,
-                                       int64_t columns, int box_rows)
+/* 64 columns of a result, rounded to bf16, as the first operand of a product. */
+template <int NT>
+__device__ static __forceinline__ void wgmma_round(unsigned (&a)[4][4], const float (&p)[NT][4],
+                                                   int first_column)
 {
-    const uint64_t sizes[3] = {(uint64_t)columns, (uint64_t)rows, (uint64_t)planes};
-    const uint64_t strides[2] = {(uint64_t)columns * 2, (uint64_t)(rows * columns) * 2};
-    const uint32_t box[3] = {WGMMA_TERMS, (uint32_t)box_rows, 1};
-#if ASSAY_SIM
-    return assay_sim_tensor_map_make(map, data, 2, 3, sizes, strides, box, 128);
-#else
-    static const uint32_t steps[3] = {1, 1, 1};
-    typedef CUresult encode(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
-                            const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
-                            CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-    void *function =
-        nullptr; /* the driver's library is not linked: a machine without it can start the program */
-    cudaDriverEntryPointQueryResult found;
-    const cudaError_t asked = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
-                                                               cudaEnableDefault, &found);
-    if (asked != cudaSuccess)
-        return asked;
-    if (found != cudaDriverEntryPointSuccess || function == nullptr)
-        return cudaErrorNotSupported;
-    const CUresult made = ((encode *)function)(
-        map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void *>(data), (const cuuint64_t *)sizes,
-        (const cuuint64_t *)strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    return made == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
-#endif
+    GPU_UNROLL
+    for (int i = 0; i < 16; ++i) {
+        const int j = first_column / 8 + i / 4 * 2 + i % 4 / 2, e = i % 2 * 2;
+        const __nv_bfloat162 two = __floats2bfloat162_rn(p[j][e], p[j][e + 1]);
+        memcpy(&a[i / 4][i % 4], &two, sizeof two);
+    }
 }
 
 #if defined(__CUDACC__)
-
-typedef uint64_t mbarrier;
-
-__device__ static __forceinline__ unsigned wgmma_shared(const void *p)
-{
-    return (unsigned)__cvta_generic_to_shared(p);
-}
-
-/* --- barriers --------------------------------------------------------------------------------------------------- */
-
-/* By one thread; then mbarrier_fence_init by it, and a barrier of the block. */
-__device__ static __forceinline__ void mbarrier_init(mbarrier *bar, int arrivals)
-{
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(wgmma_shared(bar)), "r"(arrivals)
-                 : "memory");
-}
-__device__ static __forceinline__ void mbarrier_fence_init(void)
-{
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-__device__ static __forceinline__ void mbarrier_arrive(mbarrier *bar)
-{
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(wgmma_shared(bar)) : "memory");
-}
-/* Arrives, and announces bytes that copies will bring in this phase. */
-__device__ static __forceinline__ void mbarrier_arrive_expect(mbarrier *bar, int bytes)
-{
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(wgmma_shared(bar)), "r"(bytes)
-                 : "memory");
-}
-/* Until the phase of this parity is over; at the beginning the one of parity 1 is. */
-__device__ static __forceinline__ void mbarrier_wait(mbarrier *bar, int parity)
-{
-    unsigned over;
-    do {
-        asm volatile("{\n.reg .pred p;\n"
-                     "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-                     "selp.u32 %0, 1, 0, p;\n}"
-                     : "=r"(over)
-                     : "r"(wgmma_shared(bar)), "r"(parity)
-                     : "memory");
-    } while (over == 0);
-}
-/* Orders this thread's writes of shared memory before later products and copies that read it. */
-__device__ static __forceinline__ void proxy_fence(void)
-{
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-/* Barrier 1 to 15 of n threads, whole warps: sync waits for the others, arrive does not. */
-__device__ static __forceinline__ void named_barrier_sync(int id, int n)
-{
-    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(n) : "memory");
-}
-__device__ static __forceinline__ void named_barrier_arrive(int id, int n)
-{
-    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(n) : "memory");
-}
-/* One lane of a whole warp. */
-__device__ static __forceinline__ bool elect_one(void)
-{
-    unsigned me;
-    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(me));
-    return me != 0;
-}
-/* Registers of each thread from here on, a multiple of 8 from 24 to 256; by all warps of a warpgroup. */
-template <int REGISTERS> __device__ static __forceinline__ void setmaxnreg_inc(void)
-{
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
-}
-template <int REGISTERS> __device__ static __forceinline__ void setmaxnreg_dec(void)
-{
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
-}
-
-/* --- copies, each by one thread --------------------------------------------------------------------------------- */
-
-/* The box that begins at row, column of a plane; its bytes, those outside the map too, are of the barrier's phase. */
-__device__ static __forceinline__ void tma_load(bf16 *tile, const tma_map *map, mbarrier *bar, int column,
-                                                int row, int plane)
-{
-    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, "
-                 "{%3, %4, %5}], [%2];" ::"r"(wgmma_shared(tile)),
-                 "l"(map), "r"(wgmma_shared(bar)), "r"(column), "r"(row), "r"(plane)
-                 : "memory");
-}
-/* What lies outside the map is not written. */
-__device__ static __forceinline__ void tma_store(const tma_map *map, const bf16 *tile, int column, int row,
-                                                 int plane)
-{
-    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
-                 "r"(wgmma_shared(tile)), "r"(column), "r"(row), "r"(plane)
-                 : "memory");
-}
-__device__ static __forceinline__ void tma_store_commit(void)
-{
-    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-/* Until at most N groups of this thread still read their tiles; until at most N are under way. */
-template <int N> __device__ static __forceinline__ void tma_store_wait_read(void)
-{
-    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
-}
-template <int N> __device__ static __forceinline__ void tma_store_wait(void)
-{
-    asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory");
-}
-
-/* --- products --------------------------------------------------------------------------------------------------- */
 
 /* What names a tile to the matrix units: address, distances and swizzle, in units of 16 bytes.  Rows: groups of 8 rows are 1024 bytes
  * apart.  Columns: groups of 8 terms are, and the next 64 rows of the operand one tile. */
@@ -204,6 +65,7 @@ __device__ static __forceinline__ uint64_t wgmma_descriptor(const bf16 *tile, bo
 #define WGMMA_FOUR(c, j) "+f"(c[j][0]), "+f"(c[j][1]), "+f"(c[j][2]), "+f"(c[j][3])
 #define WGMMA_SIXTEEN(c, j) WGMMA_FOUR(c, j), WGMMA_FOUR(c, j + 1), WGMMA_FOUR(c, j + 2), WGMMA_FOUR(c, j + 3)
 
+/* 16 terms; a: in a tile, or registers. */
 template <bool A_COLUMNS, bool B_COLUMNS>
 __device__ static __forceinline__ void wgmma_16(float (&c)[8][4], uint64_t a, uint64_t b, int add)
 {
@@ -226,6 +88,31 @@ __device__ static __forceinline__ void wgmma_16(float (&c)[16][4], uint64_t a, u
                  "%56, %57, %58, %59, %60, %61, %62, %63}, %64, %65, p, 1, 1, %67, %68;\n}"
                  : WGMMA_SIXTEEN(c, 0), WGMMA_SIXTEEN(c, 4), WGMMA_SIXTEEN(c, 8), WGMMA_SIXTEEN(c, 12)
                  : "l"(a), "l"(b), "r"(add), "n"((int)A_COLUMNS), "n"((int)B_COLUMNS));
+}
+
+template <bool B_COLUMNS>
+__device__ static __forceinline__ void wgmma_16(float (&c)[8][4], const unsigned (&a)[4], uint64_t b, int add)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "
+                 "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, {%32, %33, %34, %35}, %36, p, "
+                 "1, 1, %38;\n}"
+                 : WGMMA_SIXTEEN(c, 0), WGMMA_SIXTEEN(c, 4)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"((int)B_COLUMNS));
+}
+template <bool B_COLUMNS>
+__device__ static __forceinline__ void wgmma_16(float (&c)[16][4], const unsigned (&a)[4], uint64_t b,
+                                                int add)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "
+                 "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, "
+                 "%38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, "
+                 "%56, %57, %58, %59, %60, %61, %62, %63}, {%64, %65, %66, %67}, %68, p, 1, 1, %70;\n}"
+                 : WGMMA_SIXTEEN(c, 0), WGMMA_SIXTEEN(c, 4), WGMMA_SIXTEEN(c, 8), WGMMA_SIXTEEN(c, 12)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"((int)B_COLUMNS));
 }
 
 __device__ static __forceinline__ void wgmma_fence(void)
@@ -260,79 +147,26 @@ __device__ static __forceinline__ void wgmma_multiply(float (&c)[NT][4], const b
         wgmma_16<A_COLUMNS, B_COLUMNS>(c, a0 + s * (A_COLUMNS ? 2048 : 32) / 16,
                                        b0 + s * (B_COLUMNS ? 2048 : 32) / 16, s > 0 || add);
 }
+/* The same, A in registers. */
+template <bool B_COLUMNS, int NT>
+__device__ static __forceinline__ void wgmma_multiply(float (&c)[NT][4], const unsigned (&a)[4][4],
+                                                      const bf16 *b, bool add)
+{
+    const uint64_t b0 = wgmma_descriptor(b, B_COLUMNS);
+#pragma unroll
+    for (int s = 0; s < WGMMA_TERMS / 16; ++s)
+        wgmma_16<B_COLUMNS>(c, a[s], b0 + s * (B_COLUMNS ? 2048 : 32) / 16, s > 0 || add);
+}
+/* Behind the wait: the compiler may write the registers of a first operand from here on. */
+__device__ static __forceinline__ void wgmma_hold(unsigned (&a)[4][4])
+{
+#pragma unroll
+    for (int s = 0; s < 4; ++s)
+        asm volatile("" : "+r"(a[s][0]), "+r"(a[s][1]), "+r"(a[s][2]), "+r"(a[s][3])::"memory");
+}
 
 #else
 
-typedef assay_sim_mbarrier mbarrier;
-
-static inline void mbarrier_init(mbarrier *bar, int arrivals, int line = ASSAY_SIM_HERE)
-{
-    assay_sim_mbarrier_init(bar, arrivals, line);
-}
-static inline void mbarrier_fence_init(int line = ASSAY_SIM_HERE)
-{
-    assay_sim_mbarrier_fence_init(line);
-}
-static inline void mbarrier_arrive(mbarrier *bar, int line = ASSAY_SIM_HERE)
-{
-    assay_sim_mbarrier_arrive(bar, 0, line);
-}
-static inline void mbarrier_arrive_expect(mbarrier *bar, int bytes, int line = ASSAY_SIM_HERE)
-{
-    assay_sim_mbarrier_arrive(bar, bytes, line);
-}
-static inline void mbarrier_wait(mbarrier *bar, int parity, int line = ASSAY_SIM_HERE)
-{
-    assay_sim_mbarrier_wait(bar, parity, line);
-}
-static inline void proxy_fence(int line = ASSAY_SIM_HERE)
-{
-    assay_sim_proxy_fence(line);
-}
-static inline void named_barrier_sync(int id, int n, int line = ASSAY_SIM_HERE)
-{
-    assay_sim_named_barrier(id, n, 1, line);
-}
-static inline void named_barrier_arrive(int id, int n, int line = ASSAY_SIM_HERE)
-{
-    assay_sim_named_barrier(id, n, 0, line);
-}
-static inline bool elect_one(int line = ASSAY_SIM_HERE)
-{
-    return assay_sim_elect(line) != 0;
-}
-template <int REGISTERS> static inline void setmaxnreg_inc(int line = ASSAY_SIM_HERE)
-{
-    assay_sim_set_registers(REGISTERS, 1, line);
-}
-template <int REGISTERS> static inline void setmaxnreg_dec(int line = ASSAY_SIM_HERE)
-{
-    assay_sim_set_registers(REGISTERS, 0, line);
-}
-static inline void tma_load(bf16 *tile, const tma_map *map, mbarrier *bar, int column, int row, int plane,
-                            int line = ASSAY_SIM_HERE)
-{
-    const int at[3] = {column, row, plane};
-    assay_sim_tensor_load(tile, map, bar, at, 3, line);
-}
-static inline void tma_store(const tma_map *map, const bf16 *tile, int column, int row, int plane,
-                             int line = ASSAY_SIM_HERE)
-{
-    const int at[3] = {column, row, plane};
-    assay_sim_tensor_store(map, tile, at, 3, line);
-}
-static inline void tma_store_commit(int line = ASSAY_SIM_HERE)
-{
-    assay_sim_tensor_store_commit(line);
-}
-template <int N> static inline void tma_store_wait_read(int line = ASSAY_SIM_HERE)
-{
-    assay_sim_tensor_store_wait(N, 1, line);
-}
-template <int N> static inline void tma_store_wait(int line = ASSAY_SIM_HERE)
-{
-    assay_sim_tensor_store_wait(N, 0, line);
-}
 static inline void wgmma_fence(int line = ASSAY_SIM_HERE)
 {
     assay_sim_wgmma_fence(line);
@@ -354,8 +188,19 @@ static inline void wgmma_multiply(float (&c)[NT][4], const bf16 *a, const bf16 *
                                   int line = ASSAY_SIM_HERE)
 {
     static_assert(NT == 8 || NT == 16, "64 or 128 columns");
-    const assay_sim_wgmma product = {&c[0][0], a, b, NT * 8, A_COLUMNS, B_COLUMNS, add};
-    assay_sim_wgmma_product(&product, line);
+    const assay_sim_wgmma what = {&c[0][0], a, b, NT * 8, A_COLUMNS, B_COLUMNS, add, nullptr};
+    assay_sim_wgmma_product(&what, line);
+}
+template <bool B_COLUMNS, int NT>
+static inline void wgmma_multiply(float (&c)[NT][4], const unsigned (&a)[4][4], const bf16 *b, bool add,
+                                  int line = ASSAY_SIM_HERE)
+{
+    static_assert(NT == 8 || NT == 16, "64 or 128 columns");
+    const assay_sim_wgmma what = {&c[0][0], nullptr, b, NT * 8, false, B_COLUMNS, add, &a[0][0]};
+    assay_sim_wgmma_product(&what, line);
+}
+static inline void wgmma_hold(unsigned (&)[4][4])
+{
 }
 
 #endif

@@ -9,6 +9,9 @@
  *       key, the maximum is one warp reduction, then a lane owns the
  *       output elements lane, lane + 32, ...
  *   k2  matrix units: attention_mma.cu                                bf16 operands, tensor core
+ *   k3  warpgroups and tensor maps (capability 9.0 alone):            as k2
+ *       attention_sm90.cu; chosen only when asked for, until it has
+ *       been measured on a device
  *
  * In k0 and k1, every score, the sum of exponentials and every output element is one chain in ascending order. */
 #include "gpu/ops/attention.cuh"
@@ -248,6 +251,10 @@ static assay_status attention_fwd(const gpu_work *w)
     ASSAY_TRY(gpu_check_tensor(op, "lse", lse, ASSAY_F32, ASSAY_F32));
     ASSAY_TRY(gpu_check_count(op, "o", o, tq * d->heads * d->head_dim_v));
     ASSAY_TRY(gpu_check_count(op, "lse", lse, tq * d->heads));
+    if (tq > 0 && w->variant == 3) {
+        const gpu_attention_fwd_tensors t = {o, lse, q, k, v};
+        return gpu_attention_fwd_sm90(w, &t, attention_args_make(d));
+    }
     if (tq > 0 && w->variant == 2)
         GPU_LAUNCHED(gpu_attention_fwd_mma(o, lse, q, k, v, gpu_attention_scale2(w->o),
                                            attention_args_make(d), w->stream),
@@ -257,6 +264,12 @@ static assay_status attention_fwd(const gpu_work *w)
             GPU_BY_ACT(q.dtype, launch_fwd, w->variant, o, lse, q, k, v, attention_args_make(d), w->stream),
             op);
     return ASSAY_OK;
+}
+
+/* No device has measured k3. */
+static bool sm90_pays(const gpu_operands *)
+{
+    return false;
 }
 
 /* --- the ladder --------------------------------------------------------------------------------------------- */
@@ -270,5 +283,11 @@ GPU_LADDER(attention_fwd) = {
         attention_fwd, NULL, gpu_attention_takes_mma, NULL, GPU_SM_80,
         GPU_ADAPTS("o lse", GPU_TENSOR_CORE(GPU_ULP_EXP, 64), gpu_attention_mma_arith,
                    "32 keys a tile for head dimensions up to 32 and above 96; " GPU_MMA_ARITH)),
+    GPU_RUNG_ROUNDING_P("BF16",
+                        "warpgroups and tensor maps, FlashAttention-3 form: the calls of k2; not measured",
+                        attention_fwd, NULL, gpu_attention_takes_sm90, sm90_pays, GPU_SM_90,
+                        GPU_ADAPTS("o lse", GPU_TENSOR_CORE(GPU_ULP_EXP, 128), gpu_attention_sm90_arith,
+                                   "64 keys a tile where heads are wider than 192, or values than 128 and "
+                                   "either than 128; " GPU_MMA_ARITH)),
     GPU_LADDER_END,
 };

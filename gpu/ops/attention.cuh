@@ -159,6 +159,16 @@ float gpu_attention_scale2(const gpu_operands *o);
 bool gpu_attention_takes_mma(const gpu_ctx *ctx, const gpu_operands *o);
 void gpu_attention_mma_arith(assay_arith *a, const gpu_ctx *ctx, const gpu_operands *o);
 
+/* k3: the same by warpgroups and tensor maps, one key or more; defined in attention_sm90.cu.  Its code is for capability 9.0 alone: on
+ * another device gpu_attention_takes_sm90 says no, and gpu_attention_fwd_sm90 refuses (ASSAY_UNSUPPORTED). */
+typedef struct gpu_attention_fwd_tensors {
+    gpu_tensor o, lse, q, k, v;
+} gpu_attention_fwd_tensors;
+assay_status gpu_attention_fwd_sm90(const gpu_work *w, const gpu_attention_fwd_tensors *t,
+                                    const attention_args &a);
+bool gpu_attention_takes_sm90(const gpu_ctx *ctx, const gpu_operands *o);
+void gpu_attention_sm90_arith(assay_arith *a, const gpu_ctx *ctx, const gpu_operands *o);
+
 /* The backward on matrix units takes the same calls; defined in attention_bwd_mma.cu. */
 typedef struct gpu_attention_bwd_tensors {
     gpu_tensor dq, dk, dv, dout, q, k, v, o, lse;

@@ -8,7 +8,7 @@
  *
  * Arithmetic: terms in steps of 16, from the first one on; what lies beyond the last is zero in both operands.  An element's chain
  * does not depend on other rows. */
-#include "gpu/wgmma.cuh"
+#include "gpu/ops/sm90.cuh"
 
 #include "gpu/ops/grouped.cuh"
 
@@ -211,19 +211,12 @@ static cudaError_t launch_weight(const product *p, const grouped_rows &all, cons
                       (int)p->m, (int)p->n, p->stored, p->accumulate, all);
 }
 
-static bool has_code(const gpu_ctx *ctx)
-{
-    return ctx->simulated || (ctx->sm_major == 9 && ctx->sm_minor == 0);
-}
-
 assay_status gpu_grouped_sm90(const gpu_work *w, const product *p)
 {
     const grouped_rows all = grouped_rows_of(p);
     const int64_t rows = all.rows;
     tma_map a, b;
-    ASSAY_CHECK(has_code(w->ctx), ASSAY_UNSUPPORTED,
-                "%s k3: its code is compiled for compute capability 9.0 alone, the device has %d.%d", p->op,
-                w->ctx->sm_major, w->ctx->sm_minor);
+    ASSAY_TRY(sm90_check(w->ctx, p->op));
     if (p->m == 0 || p->n == 0 || (rows == 0 && (p->accumulate || !p->a_is_km)))
         return ASSAY_OK;
     if (rows == 0) {
@@ -249,5 +242,5 @@ assay_status gpu_grouped_sm90(const gpu_work *w, const product *p)
 
 bool gpu_grouped_takes_sm90(const gpu_ctx *ctx, const product *p)
 {
-    return has_code(ctx) && gpu_grouped_takes_mma(p) && p->n > 0 && (p->a_is_km ? p->m : p->k) > 0;
+    return sm90_has_code(ctx) && gpu_grouped_takes_mma(p) && p->n > 0 && (p->a_is_km ? p->m : p->k) > 0;
 }

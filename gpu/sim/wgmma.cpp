@@ -13,7 +13,6 @@
 namespace sim
 {
 
-constexpr int terms = 64, rows_of_warp = 16;
 constexpr size_t tile_bytes = 64 * 128, tile_align = 1024;
 
 struct lane_call {
@@ -26,9 +25,9 @@ static const lane_call &call_of(void *const *lane, unsigned l)
 }
 
 /* Bytes of the operands' tiles. */
-static size_t a_bytes(const assay_sim_wgmma &)
+static size_t a_bytes(const assay_sim_wgmma &o)
 {
-    return tile_bytes;
+    return o.a_registers == nullptr ? tile_bytes : 0;
 }
 static size_t b_bytes(const assay_sim_wgmma &o)
 {
@@ -48,7 +47,8 @@ void check_warpgroup(worker &w, const char *what, int line)
 static bool same_product(const assay_sim_wgmma &x, const assay_sim_wgmma &y)
 {
     return x.a == y.a && x.b == y.b && x.n == y.n && x.a_columns == y.a_columns &&
-           x.b_columns == y.b_columns && x.add == y.add;
+           x.b_columns == y.b_columns && x.add == y.add &&
+           (x.a_registers == nullptr) == (y.a_registers == nullptr);
 }
 
 void same_call(worker &w, std::vector<group_call> &calls, size_t n, const group_call &mine, const char *what)
@@ -180,13 +180,17 @@ static void compute(worker &w, tile_block &b, wgmma_warp &p, issued_product &o, 
     const unsigned warp = w.current / lanes;
     const int first = static_cast<int>(warp % group_warps) * rows_of_warp, n = o.what.n;
     sum_state &s = p.sums[o.sum];
-    proxy_check(w, b, o.what.a, a_bytes(o.what), line, "a product that is under way");
+    const bool a_tile = o.what.a_registers == nullptr;
+    if (a_tile)
+        proxy_check(w, b, o.what.a, a_bytes(o.what), line, "a product that is under way");
+    else
+        unpack_factor(t, o.rows);
     proxy_check(w, b, o.what.b, b_bytes(o.what), line, "a product that is under way");
     if (sum_of_tiles(o.what) != o.held)
         misuse(w, "late read", line, "a tile was written while the product of line %d reads it",
                line_of(o.line));
     for (int i = 0; i < rows_of_warp; ++i) {
-        for (int k = 0; k < terms; ++k)
+        for (int k = 0; k < terms && a_tile; ++k)
             t.a[i][k] =
                 o.what.a_columns ? number_at(o.what.a, k, first + i) : number_at(o.what.a, first + i, k);
         for (int j = 0; j < n; ++j)
@@ -225,15 +229,25 @@ static void product_of_warp(void *const *lane)
         reinterpret_cast<uintptr_t>(o.b) % tile_align != 0)
         misuse(w, "misaligned", call.line,
                "a tile of a product that does not begin at a multiple of %zu bytes", tile_align);
-    loads_check(w, b, o.a, a_bytes(o), call.line, "a product reads");
+    if (o.a_registers == nullptr) {
+        loads_check(w, b, o.a, a_bytes(o), call.line, "a product reads");
+        proxy_check(w, b, o.a, a_bytes(o), call.line, "a product");
+    }
     loads_check(w, b, o.b, b_bytes(o), call.line, "a product reads");
-    proxy_check(w, b, o.a, a_bytes(o), call.line, "a product");
     proxy_check(w, b, o.b, b_bytes(o), call.line, "a product");
     ++p.products;
     const size_t sum = sum_of(p, lane, o.n);
     if (p.sums[sum].open++ == 0)
         take_registers(w, p, p.sums[sum], o.add != 0, call.line);
-    p.open.push_back(issued_product{o, p.groups, call.line, false, sum, sum_of_tiles(o)});
+    issued_product issued = {o, p.groups, call.line, false, sum, sum_of_tiles(o), 0, {}};
+    if (o.a_registers != nullptr) {
+        const unsigned *of_lane[lanes];
+        for (unsigned l = 0; l < lanes; ++l)
+            of_lane[l] = call_of(lane, l).what->a_registers;
+        issued.factor = factor_of(p, of_lane);
+        issued.rows = take_factor(w, p, p.factors[issued.factor], call.line);
+    }
+    p.open.push_back(issued);
 }
 
 static void fence_of_warp(void *const *lane)
@@ -272,6 +286,7 @@ static void wait_of_warp(void *const *lane)
         issued_product &o = p.open[over++];
         if (!o.done)
             compute(w, b, p, o, o.line);
+        check_factor(w, p, o, call.line);
         if (--p.sums[o.sum].open == 0)
             give_registers(w, p, p.sums[o.sum], call.line);
     }

@@ -9,6 +9,7 @@ namespace sim
 {
 
 constexpr unsigned group_warps = 4;
+constexpr int terms = 64, rows_of_warp = 16; /* of a product */
 
 struct barrier_state { /* of an mbarrier */
     unsigned expected, pending;
@@ -37,8 +38,16 @@ struct issued_product {
     unsigned group;
     int line;
     bool done;
-    size_t sum;    /* of wgmma_warp.sums */
-    uint64_t held; /* of its tiles' bytes when it was issued */
+    size_t sum;                 /* of wgmma_warp.sums */
+    uint64_t held;              /* of its tiles' bytes when it was issued */
+    size_t factor;              /* of wgmma_warp.factors, where A is in registers */
+    std::vector<unsigned> rows; /* what they held when it was issued: [lanes][16] */
+};
+
+struct factor_state { /* a first operand in the registers of a warp */
+    const unsigned *a[lanes];
+    std::vector<unsigned> given; /* what the last product found */
+    uint64_t fences;             /* how many there had been by then */
 };
 
 struct sum_state { /* a result in the registers of a warp */
@@ -51,6 +60,7 @@ struct sum_state { /* a result in the registers of a warp */
 struct wgmma_warp {
     std::vector<issued_product> open;
     std::vector<sum_state> sums;
+    std::vector<factor_state> factors;
     unsigned groups; /* committed: the open one's number */
     uint64_t fences;
     size_t products, registers; /* how many calls of each kind */
@@ -98,6 +108,14 @@ bool load_arrives(worker &w, tile_block &b, const assay_sim_mbarrier *bar, int l
 /* Bytes of a copy have come. */
 void barrier_bytes(worker &w, tile_block &b, assay_sim_mbarrier *bar, size_t bytes, int line);
 barrier_state &barrier_find(worker &w, tile_block &b, const assay_sim_mbarrier *bar, int line);
+
+/* Of a first operand in registers (wgmma_factor.cpp).  Which of the warp's it is; what it holds, with a report where it was written since
+ * the last product that read it and no fence followed; a report where it was written under the product; a [16][64] of it. */
+struct tiles;
+size_t factor_of(wgmma_warp &p, const unsigned *const *of_lane);
+const std::vector<unsigned> &take_factor(worker &w, const wgmma_warp &p, factor_state &f, int line);
+void check_factor(worker &w, const wgmma_warp &p, issued_product &o, int line);
+void unpack_factor(tiles &t, const std::vector<unsigned> &rows);
 
 /* The end of a block: false after a report. */
 bool copies_end(worker &w, tile_block &b);

@@ -1,6 +1,6 @@
 /* Attention, mixture of experts, loss and optimizer: every variant, dtype, data mode and size under the
  * reference. */
-#include "tests/support/gpu_judge.h"
+#include "tests/support/gpu_attention.h"
 
 #include <assay_sim.h>
 
@@ -46,57 +46,6 @@ static const op_sizes attention_sizes[] = {
     {{1, 20, 41, 1, 1, 232, 200, 0, 0}},
 };
 
-static void positions(op_call *c, const int64_t *d)
-{
-    const int64_t tq = d[0] * d[1], tk = d[0] * d[2];
-    double *p = malloc((size_t)(tq + tk + 1) * sizeof *p);
-    for (int64_t i = 0; i < tq; ++i)
-        p[i] = (double)(i / d[0] + (d[2] - d[1])); /* the queries are the last ones */
-    put_values(c, "q_position", ASSAY_I64, p, tq, -1);
-    for (int64_t i = 0; i < tk; ++i)
-        p[i] = (double)(i / d[0]);
-    put_values(c, "k_position", ASSAY_I64, p, tk, -1);
-    for (int64_t i = 0; i < tq; ++i) /* documents of 4; one row sees nothing */
-        p[i] = i / d[0] == 1 ? 99 : (double)(i / d[0] / 4 * 4);
-    if (d[8] & 1)
-        put_values(c, "first_key", ASSAY_I64, p, tq, -1);
-    free(p);
-}
-
-static void attention_attrs(op_call *c, const int64_t *d)
-{
-    static const char *const names[] = {"batch",  "seq_q",    "seq_k",      "heads",
-                                        "groups", "head_dim", "head_dim_v", "window"};
-    for (int i = 0; i < 8; ++i)
-        attr_i(c, names[i], d[i]);
-    attr_d(c, "scale", (double)(float)(1 / sqrt((double)d[5])));
-    if (!(d[8] & 2))
-        return;
-    attr_d(c, "dropout_p", 0.3);
-    const struct {
-        const char *name;
-        int64_t value;
-    } mask[] = {{"seed", 77},
-                {"stream", 4},
-                {"draw", 5},
-                {"first_row", 1},
-                {"all_rows", d[0] + 3},
-                {"first_head", 2},
-                {"all_heads", 2 * d[3]},
-                {"all_keys", d[2] + 9}};
-    for (size_t i = 0; i < sizeof mask / sizeof mask[0]; ++i)
-        attr_i(c, mask[i].name, mask[i].value);
-}
-
-static void attention_fwd(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
-{
-    attention_attrs(c, d);
-    positions(c, d);
-    DRAW(c, "q", act, mode, 2.0, 3, d[0] * d[1], d[3], d[5]);
-    DRAW(c, "k", act, mode, 2.0, 3, d[0] * d[2], d[4], d[5]);
-    DRAW(c, "v", act, mode, 1.0, 3, d[0] * d[2], d[4], d[6]);
-}
-
 static void attention_bwd(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
 {
     op_call f;
@@ -118,25 +67,25 @@ static void attention_bwd(op_call *c, assay_dtype act, data_mode mode, const int
 
 Test(gpu_ops, attention_fwd)
 {
-    hold(&(op_law){"attention_fwd", "attention", 3, false, attention_fwd, OP_SIZES(attention_sizes)});
+    hold(&(op_law){"attention_fwd", "attention", 4, false, attention_fwd, OP_SIZES(attention_sizes)});
 }
-/* What k2 declares is what it does: results that it has rounded P (and dS) for, or added in fp32, are refused under another
+/* What k2 and k3 declare is what they do: results that it has rounded P (and dS) for, or added in fp32, are refused under another
  * declaration.  All outputs of the backward are bf16 sums of rounded terms, beside which it does not show what adds them. */
-static void refuses_lies(const char *op, int lies,
+static void refuses_lies(const char *op, int variant, int lies,
                          void (*fill)(op_call *, assay_dtype, data_mode, const int64_t *), int64_t width)
 {
     const int64_t sizes[] = {1, 70, 70, 2, 1, width, width, 0, 0};
     char why[256];
     gpu_ctx ctx;
     open_ctx(&ctx);
-    set_variants(&ctx, "attention=k2");
+    set_variants(&ctx, variant == 2 ? "attention=k2" : "attention=k3");
     assay_sim_set_matrix_truncates(1);
     for (int lie = 0; lie < lies; ++lie) {
         op_call c;
         call_begin(&c, &ctx, 11);
         fill(&c, ASSAY_BF16, ONE_SIGNED, sizes);
         run_op(&c, op, ASSAY_BF16);
-        cr_assert_eq(c.declared.variant, 2);
+        cr_assert_eq(c.declared.variant, variant);
         cr_assert(admitted(&c, op, why), "%s", why);
         if (lie == 0)
             c.declared.p_dtype = NULL;
@@ -149,12 +98,13 @@ static void refuses_lies(const char *op, int lies,
     gpu_ctx_destroy(&ctx);
 }
 
-Test(gpu_ops, attention_k2_does_not_pass_under_what_it_is_not)
+Test(gpu_ops, attention_does_not_pass_under_what_it_is_not)
 {
     static const int64_t widths[] = {128, 256};
     for (int w = 0; w < 2; ++w) {
-        refuses_lies("attention_fwd", 2, attention_fwd, widths[w]);
-        refuses_lies("attention_bwd", 1, attention_bwd, widths[w]);
+        refuses_lies("attention_fwd", 2, 2, attention_fwd, widths[w]);
+        refuses_lies("attention_fwd", 3, 2, attention_fwd, widths[w]);
+        refuses_lies("attention_bwd", 2, 1, attention_bwd, widths[w]);
     }
 }
 

@@ -83,8 +83,8 @@ Test(gpu_attention, large_scores_do_not_overflow_and_hidden_rows_do_not_leak)
     gpu_ctx_destroy(&ctx);
 }
 
-/* k2 multiplies whole tiles, hidden keys with the factor 0: what is not finite in them must not arrive, in those that see it it must. */
-static void hides_what_is_not_finite(int D)
+/* k2 and k3 multiply whole tiles, hidden keys with the factor 0: what is not finite in them must not arrive, in those that see it it must. */
+static void hides_what_is_not_finite(int D, int variant)
 {
     enum { S = 70, NAN_KEY = 40, INF_KEY = 41 };
     static double q[S * 256], k[S * 256], value[S * 256];
@@ -95,7 +95,7 @@ static void hides_what_is_not_finite(int D)
     op_call c;
     double position[S];
     open_ctx(&ctx);
-    set_variants(&ctx, "attention=k2");
+    set_variants(&ctx, variant == 2 ? "attention=k2" : "attention=k3");
     call_begin(&c, &ctx, 3);
     for (int i = 0; i < 3; ++i)
         attr_i(&c, one[i], 1);
@@ -119,7 +119,7 @@ static void hides_what_is_not_finite(int D)
     put_values(&c, "k", ASSAY_BF16, k, S, D);
     put_values(&c, "v", ASSAY_BF16, value, S, D);
     run_op(&c, "attention_fwd", ASSAY_BF16);
-    cr_assert_eq(c.declared.variant, 2);
+    cr_assert_eq(c.declared.variant, variant);
     for (int i = 0; i < S; ++i)
         for (int d = 0; d < D; ++d) {
             const double o = result(&c, "o")[i * D + d];
@@ -140,7 +140,8 @@ Test(gpu_attention, hidden_nan_and_infinity_do_not_pass_matrix_units)
 {
     static const int widths[] = {16, 136, 256};
     for (int w = 0; w < 3; ++w)
-        hides_what_is_not_finite(widths[w]);
+        for (int variant = 2; variant <= 3; ++variant)
+            hides_what_is_not_finite(widths[w], variant);
 }
 
 /* The backward of k2 has numbers, infinities and NaN where that of k0 has them: NaN and infinities in each input in turn, of rows and

@@ -506,7 +506,7 @@ Test(sim_wgmma, registers_of_all_warpgroups)
 {
     quiet();
     expect_fault(launch(REGISTERS_TOO_MANY, 384).error);
-    expect_report("wrong registers", "kernel misused", "98304 registers: a multiprocessor has 65536");
+    expect_report("wrong registers", "kernel misused", "65536 registers: it got at most 64512");
 }
 
 Test(sim_wgmma, block_that_ends_within_a_warpgroup)

@@ -53,6 +53,7 @@ typedef struct assay_sim_wgmma {
     float *c; /* [n / 8][4], of this thread */
     const void *a, *b;
     int n, a_columns, b_columns, add;
+    const unsigned *a_registers; /* [4][4], of this thread, in place of a tile: pairs of bf16; NULL: a */
 } assay_sim_wgmma;
 
 void assay_sim_wgmma_fence(int line);

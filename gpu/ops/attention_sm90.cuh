@@ -1,0 +1,260 @@
+/* What attention k3 (attention_sm90.cu) is made of: the tiles of a block, the warp that loads them, masks and the online softmax of a
+ * warpgroup's rows. */
+#ifndef GPU_OPS_ATTENTION_SM90_CUH
+#define GPU_OPS_ATTENTION_SM90_CUH
+
+#include "gpu/ops/attention_mma.cuh"
+#include "gpu/ops/sm90.cuh"
+
+enum { GROUPS = 2, THREADS = (1 + GROUPS) * WGMMA_THREADS, ROWS = GROUPS * WGMMA_ROWS };
+enum {
+    TURN_OF_GROUP = 1,
+    OWN_GROUP = TURN_OF_GROUP + GROUPS
+}; /* named barriers, and one more for each group */
+
+/* Keys of a tile of that width. */
+__host__ __device__ constexpr int attention_sm90_keys(int width)
+{
+    return width <= 192 ? 128 : 64;
+}
+
+/* In numbers of bf16.  A tile of keys lies in parts of 64 columns; one of values in parts of 64 rows and 64 columns. */
+template <int D, int DV> struct shape {
+    static constexpr int KEYS = attention_sm90_keys(D), HALVES = KEYS / WGMMA_TERMS;
+    static constexpr int STAGES = D == 64 ? 4 : 2;
+    static constexpr int Q = WGMMA_ROWS * D, K = KEYS * D, V = KEYS * DV;     /* Q of a warpgroup */
+    static constexpr int COLUMNS = DV < 128 ? DV : 128, PARTS = DV / COLUMNS; /* of a result */
+    static constexpr int ZEROS = WGMMA_TERMS * COLUMNS;
+    static constexpr int BYTES = WGMMA_TILE_ALIGN - 16 + 2 * (GROUPS * Q + STAGES * (K + V) + ZEROS);
+};
+
+/* What is in a stage: the number of a tile, -1 behind the last, and what the block sees of it. */
+typedef struct stage_tile {
+    int n;
+    attention_sight sight;
+} stage_tile;
+
+template <int STAGES> struct stage_barriers {
+    mbarrier k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
+    stage_tile tile[STAGES];
+    int unbounded[GROUPS]; /* the last item (from 1 on) in which a warpgroup has found an infinity or NaN */
+};
+
+/* Where a block is. */
+typedef struct block_rows {
+    int first, last, b, group, per_group;
+} block_rows;
+
+__device__ static __forceinline__ block_rows rows_of_block(const attention_args &a)
+{
+    const int per_group = (int)(a.heads / a.groups), rows = (int)a.seq_q * per_group;
+    const int blocks = (rows + ROWS - 1) / ROWS, which = (int)blockIdx.x / blocks;
+    const int first = (blocks - 1 - (int)blockIdx.x % blocks) * ROWS;
+    return {first, min(first + ROWS, rows), which / (int)a.groups, which % (int)a.groups, per_group};
+}
+
+/* Row `row` of (b, group) as [token, head]; -1 past the end.  Not kept: registers are what is scarce. */
+__device__ static __forceinline__ int64_t query_of(const attention_args &a, const block_rows &rows, int row)
+{
+    return row >= rows.last ? -1
+                            : ((int64_t)(row / rows.per_group) * a.batch + rows.b) * a.heads +
+                                  rows.group * rows.per_group + row % rows.per_group;
+}
+
+/* --- the warp that loads ---------------------------------------------------------------------------------------- */
+
+template <class S, int D, int DV>
+__device__ static __forceinline__ void load_tile(bf16 *stages, stage_barriers<S::STAGES> *bar,
+                                                 const tma_map *k, const tma_map *v, int item,
+                                                 stage_tile tile, int plane)
+{
+    const int stage = item % S::STAGES, parity = item / S::STAGES % 2 ^ 1;
+    bf16 *k_tile = stages + stage * (S::K + S::V), *v_tile = k_tile + S::K;
+    mbarrier_wait(&bar->k_empty[stage], parity);
+    bar->tile[stage] = tile;
+    if (tile.n < 0) {
+        mbarrier_arrive(&bar->k_full[stage]);
+        return;
+    }
+    const int row = tile.n * S::KEYS;
+    mbarrier_arrive_expect(&bar->k_full[stage], S::K * 2);
+    GPU_UNROLL
+    for (int c = 0; c < D; c += WGMMA_TERMS)
+        tma_load(k_tile + c * S::KEYS, k, &bar->k_full[stage], c, plane, row);
+    mbarrier_wait(&bar->v_empty[stage], parity);
+    mbarrier_arrive_expect(&bar->v_full[stage], S::V * 2);
+    GPU_UNROLL
+    for (int r = 0; r < S::KEYS; r += WGMMA_TERMS)
+        GPU_UNROLL
+    for (int c = 0; c < DV; c += WGMMA_TERMS)
+        tma_load(v_tile + r * DV + c * WGMMA_TERMS, v, &bar->v_full[stage], c, plane, row + r);
+}
+
+template <class S, int D, int DV>
+__device__ static __forceinline__ void load_all(bf16 *stages, stage_barriers<S::STAGES> *bar,
+                                                const tma_map *k, const tma_map *v, const attention_args &a,
+                                                const block_rows &rows)
+{
+    const int lane = (int)threadIdx.x, seq_k = (int)a.seq_k, plane = rows.b * (int)a.groups + rows.group;
+    const bool loads = elect_one();
+    const attention_query_range sees = attention_queries_range(a, rows.b, rows.first / rows.per_group,
+                                                               (rows.last - 1) / rows.per_group + 1, lane);
+    int item = 0;
+    for (int n = 0; n * S::KEYS < seq_k; ++n) {
+        const int end = min((n + 1) * S::KEYS, seq_k);
+        const attention_sight sight =
+            attention_sees(sees, attention_keys_range(a, rows.b, n * S::KEYS, end, lane));
+        if (sight == ATTENTION_SEES_NONE)
+            continue;
+        const bool all = sight == ATTENTION_SEES_ALL && end == (n + 1) * S::KEYS;
+        if (loads)
+            load_tile<S, D, DV>(stages, bar, k, v, item, {n, all ? ATTENTION_SEES_ALL : ATTENTION_SEES_SOME},
+                                plane);
+        ++item;
+    }
+    if (loads)
+        load_tile<S, D, DV>(stages, bar, k, v, item, {-1, ATTENTION_SEES_NONE}, plane);
+}
+
+/* --- the warpgroups that multiply ------------------------------------------------------------------------------- */
+
+/* The first and the last position that each of a thread's two rows, `row` and 8 below it, sees. */
+typedef struct row_sight {
+    int64_t first[2], last[2];
+} row_sight;
+__device__ static __forceinline__ row_sight sight_of_rows(const attention_args &a, const block_rows &rows,
+                                                          int row)
+{
+    row_sight s;
+    GPU_UNROLL
+    for (int h = 0; h < 2; ++h) {
+        const int64_t token = (int64_t)((row + 8 * h) / rows.per_group) * a.batch + rows.b;
+        const bool there = row + 8 * h < rows.last;
+        s.first[h] = there ? attention_first_seen(a, token) : 0;
+        s.last[h] = there ? a.q_position[token] : -1;
+    }
+    return s;
+}
+__device__ static __forceinline__ bool sees(const row_sight &s, int h, int64_t position)
+{
+    return position >= s.first[h] && position <= s.last[h];
+}
+
+/* Scores of keys first_key, ... that a row does not see become -inf; bit h of *any: row h has seen a key. */
+template <int NT>
+__device__ static __forceinline__ void hide(float (&s)[NT][4], const attention_args &a,
+                                            const block_rows &rows, int row, int first_key, unsigned *any)
+{
+    const row_sight sight = sight_of_rows(a, rows, row);
+    unsigned seen[2] = {0, 0}; /* bit 2 j + e; first all of them, in a loop that needs few registers */
+    GPU_NO_UNROLL
+    for (int first = 0; first < 2 * NT; first += 8)
+        GPU_UNROLL
+    for (int i = first; i < first + 8; ++i) {
+        const int key = first_key + wgmma_column((int)threadIdx.x, i / 2, i % 2);
+        const bool there = key < (int)a.seq_k;
+        const int64_t position = there ? a.k_position[key * a.batch + rows.b] : 0;
+        GPU_UNROLL
+        for (int h = 0; h < 2; ++h)
+            seen[h] |= there && sees(sight, h, position) ? 1u << i : 0u;
+    }
+    GPU_UNROLL
+    for (int h = 0; h < 2; ++h) {
+        *any |= seen[h] != 0 ? 1u << h : 0u;
+        GPU_UNROLL
+        for (int i = 0; i < 2 * NT; ++i)
+            s[i / 2][2 * h + i % 2] = (seen[h] >> i & 1u) != 0 ? s[i / 2][2 * h + i % 2] : -INFINITY;
+    }
+}
+
+/* The online softmax of two rows. */
+typedef struct row_softmax {
+    float reference[2], sum[2];
+    unsigned any;
+} row_softmax;
+
+/* Scores become exp2 of score x scale2 - reference; rescale: what was summed by the reference before is to be multiplied by it. */
+template <int NT>
+__device__ static __forceinline__ void exponentials(float (&s)[NT][4], row_softmax *r, float (&rescale)[2],
+                                                    float scale2)
+{
+    GPU_UNROLL
+    for (int h = 0; h < 2; ++h) {
+        float most = -INFINITY, added = 0.0f;
+        GPU_UNROLL
+        for (int j = 0; j < NT; ++j)
+            most = fmaxf(most, fmaxf(s[j][2 * h], s[j][2 * h + 1]));
+        const float before = r->reference[h],
+                    larger = fmaxf(before, __fmul_rn(attention_quad_max(most), scale2));
+        /* exp2(score - shift) never meets inf - inf because nothing was seen yet */
+        const float shift = larger == -INFINITY ? 0.0f : larger;
+        rescale[h] = before == -INFINITY ? 1.0f : exp2f(before - shift);
+        r->reference[h] = larger;
+        GPU_UNROLL
+        for (int j = 0; j < NT; ++j)
+            GPU_UNROLL
+        for (int e = 2 * h; e < 2 * h + 2; ++e) {
+            s[j][e] = exp2f(fmaf(s[j][e], scale2, -shift));
+            added += s[j][e];
+        }
+        r->sum[h] = r->sum[h] * rescale[h] + added;
+    }
+}
+
+/* Whether the tile of values holds an infinity or a NaN, for the whole warpgroup.  item: from 1 on, another one at each call; between two
+ * calls the warpgroup meets at its turn. */
+template <class S>
+__device__ static __forceinline__ bool is_unbounded(const bf16 *v_tile, stage_barriers<S::STAGES> *bar,
+                                                    int group, int item)
+{
+    bool any = false;
+    for (int i = (int)threadIdx.x % WGMMA_THREADS; i < S::V / 8; i += WGMMA_THREADS) {
+        const uint4 chunk = ((const uint4 *)v_tile)[i];
+        const unsigned word[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
+        GPU_UNROLL
+        for (int w = 0; w < 4; ++w)
+            any = any || (word[w] & 0x7f80u) == 0x7f80u || (word[w] & 0x7f800000u) == 0x7f800000u;
+    }
+    if (any)
+        *(volatile int *)&bar->unbounded[group] = item;
+    named_barrier_sync(OWN_GROUP + group, WGMMA_THREADS);
+    return *(volatile int *)&bar->unbounded[group] == item;
+}
+
+/* o += round(P) V of the keys that a row sees, pair by pair. */
+template <class S, int DV>
+__device__ static __forceinline__ void
+add_pairs(float (&o)[S::PARTS][S::COLUMNS / 8][4], const unsigned (&p)[S::HALVES][4][4], bf16 *v_tile,
+          const attention_args &a, const block_rows &rows, int row, int first_key)
+{
+    const row_sight sight = sight_of_rows(a, rows, row);
+    const int lane = (int)threadIdx.x % GPU_WARP, keys = min(S::KEYS, (int)a.seq_k - first_key);
+    GPU_NO_UNROLL
+    for (int k = 0; k < keys; ++k) {
+        const int64_t position = a.k_position[(first_key + k) * a.batch + rows.b];
+        float weight[2];
+        GPU_UNROLL
+        for (int h = 0; h < 2; ++h) { /* a lane of the quad has it, in a register that no index may name */
+            unsigned pair = 0;
+            GPU_UNROLL
+            for (int i = 0; i < S::KEYS / 8; ++i)
+                pair |= p[i / 8][i / 2 % 4][i % 2 * 2 + h] & (i == k / 8 ? ~0u : 0u);
+            pair = __shfl_sync(gpu_all_lanes, pair, lane / 4 * 4 + k % 8 / 2);
+            weight[h] = __uint_as_float(k % 2 == 0 ? pair << 16 : pair & 0xffff0000u);
+        }
+        GPU_UNROLL
+        for (int i = 0; i < S::PARTS; ++i)
+            GPU_UNROLL
+        for (int j = 0; j < S::COLUMNS / 8; ++j)
+            GPU_UNROLL
+        for (int e = 0; e < 4; ++e) {
+            const int column = i * S::COLUMNS + j * 8 + mma_column(lane, e), part = column / WGMMA_TERMS;
+            bf16 *tile = v_tile + k / WGMMA_TERMS * (WGMMA_TERMS * DV) + part * WGMMA_TILE;
+            const float value = gpu_load(
+                mma_chunk<WGMMA_TERMS>(tile, k % WGMMA_TERMS, column % WGMMA_TERMS / 8) + column % 8);
+            o[i][j][e] = sees(sight, e / 2, position) ? fmaf(weight[e / 2], value, o[i][j][e]) : o[i][j][e];
+        }
+    }
+}
+
+#endif
