@@ -127,7 +127,8 @@ static assay_status watch(void *user, gpu_run *run, const char *op, const char *
     int64_t counts[EXPERTS];
     (void)instance;
     (void)replaced; /* nothing is: this only looks */
-    if (strcmp(op, "rmsnorm_fwd") == 0 && strcmp(slot, "rstd") == 0 && strstr(instance, "input_layernorm"))
+    if (strcmp(op, "attention_fwd") == 0 &&
+        strcmp(slot, "lse") == 0) /* the norms may be in another layer's launch */
         f->forwards[run->layer]++;
     if (strcmp(op, "permute_plan") != 0 || strcmp(slot, "tokens_per_expert") != 0)
         return ASSAY_OK;
