@@ -217,6 +217,7 @@ void assay_sim_mbarrier_arrive(assay_sim_mbarrier *bar, int bytes, int line)
         misuse(w, "wrong barrier", line,
                "phase %lld of an mbarrier of %u arrivals has them all, and awaits bytes alone",
                static_cast<long long>(m.phase), m.expected);
+    race_arrive(w, bar);
     m.bytes += bytes;
     --m.pending;
     barrier_ends(w, b, m, bar, line);
@@ -236,6 +237,7 @@ void assay_sim_mbarrier_wait(assay_sim_mbarrier *bar, int parity, int line)
             report_waits(w, b, bar, line);
         assay_sim_yield();
     }
+    race_pass(w, bar);
     assay_sim_seen();
 }
 

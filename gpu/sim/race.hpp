@@ -34,6 +34,9 @@ void race_block(worker &w, uint64_t linear, bool loop);
 void race_barrier(const worker &w);
 /* This block has come to the grid's barrier; all: it is the last. */
 void race_grid(const worker &w, bool all);
+/* The running thread hands on at an mbarrier or a named barrier what it and its warp did, or takes up what others handed on there. */
+void race_arrive(const worker &w, const void *barrier);
+void race_pass(const worker &w, const void *barrier);
 void race_warp(const worker &w, unsigned k, unsigned members);
 /* A copy or a fill of the stream's work. */
 void race_range(const void *p, size_t bytes, bool write);
@@ -74,6 +77,12 @@ static inline void race_barrier(const worker &)
 {
 }
 static inline void race_grid(const worker &, bool)
+{
+}
+static inline void race_arrive(const worker &, const void *)
+{
+}
+static inline void race_pass(const worker &, const void *)
 {
 }
 static inline void race_warp(const worker &, unsigned, unsigned)

@@ -67,7 +67,7 @@ bool on_stack(const worker &w, uintptr_t p)
     if (within(w.looping ? w.busy.back() : w.fibers[w.current].on, p))
         return true;
     const unsigned from = w.current / lanes * lanes;
-    for (unsigned i = from; w.calling && i < from + lanes; ++i) {
+    for (unsigned i = from; !w.looping && w.warps[w.current / lanes].calling && i < from + lanes; ++i) {
         if (within(w.fibers[i].on, p))
             return true;
     }

@@ -323,6 +323,18 @@ void race_atomic(const worker &w, uintptr_t p, bool read, bool write, race_scope
     }
 }
 
+void race_arrive(const worker &w, const void *barrier)
+{
+    race_fence(w, SCOPE_BLOCK);
+    race_atomic(w, reinterpret_cast<uintptr_t>(barrier), false, true, SCOPE_BLOCK);
+}
+
+void race_pass(const worker &w, const void *barrier)
+{
+    race_atomic(w, reinterpret_cast<uintptr_t>(barrier), true, false, SCOPE_BLOCK);
+    race_fence(w, SCOPE_BLOCK);
+}
+
 race_access race_now(const worker &w, bool write, const void *pc)
 {
     const race_block_state &s = *w.race;

@@ -39,6 +39,7 @@ static void barrier_of_warp(void *const *lane)
                "named barrier %d of %d threads; others wait for %d of them, in line %d", r.id, r.threads,
                n.threads, line_of(n.line));
     }
+    race_arrive(w, &n);
     n.arrived += static_cast<int>(lanes);
     const uint64_t turn = n.turn;
     if (n.arrived == n.threads) {
@@ -53,6 +54,8 @@ static void barrier_of_warp(void *const *lane)
                    n.threads);
         assay_sim_yield();
     }
+    if (r.more != 0)
+        race_pass(w, &n);
 }
 
 static void registers_of_warp(void *const *lane)

@@ -95,6 +95,7 @@ struct warp_group { /* lanes that wait with one mask */
 
 struct warp {
     unsigned exist, exited;
+    bool calling; /* a function of the whole warp runs, on the stack of its last lane */
     int groups;
     warp_group group[lanes];
 };
@@ -125,7 +126,6 @@ struct worker {
     const kernel_call *call;
     unsigned n, current, position, runnable, exited;
     bool failed, looping;
-    bool calling; /* a function of a whole warp runs, on the stack of its last lane */
     bool hurt, hurt_block;  /* a thread of this launch, of this block, has ended by a bad access */
     volatile bool spinning; /* the watchdog asks it to give up */
     int watched;

@@ -39,12 +39,13 @@ static void block_once(worker &w, uint64_t linear, uint64_t launch)
     memset(w.state, FRESH, w.n);
     w.runnable = w.n;
     w.exited = w.arrived = 0;
-    w.hurt_block = w.calling = false;
+    w.hurt_block = false;
     w.sum = 0;
     for (unsigned k = 0; k * lanes < w.n; ++k) {
         const unsigned left = w.n - k * lanes;
         w.warps[k].exist = left >= lanes ? 0xffffffffu : (1u << left) - 1u;
         w.warps[k].exited = 0;
+        w.warps[k].calling = false;
         w.warps[k].groups = 0;
     }
     order_begin(w, linear, launch);

@@ -114,10 +114,10 @@ static void call(worker &w, unsigned k, const warp_group &g)
     }
     for (unsigned i = 0; i < lanes; ++i)
         operands[i] = reinterpret_cast<void *>(static_cast<uintptr_t>(w.fibers[k * lanes + i].value));
-    w.calling = true;
-    g.run(operands);
-    w.calling = false;
-    race_warp(w, k, g.arrived);
+    w.warps[k].calling = true;
+    g.run(operands); /* g itself may be gone: it may wait for other warps */
+    w.warps[k].calling = false;
+    race_warp(w, k, 0xffffffffu);
 }
 
 /* All lanes of the group have arrived: every lane's result is computed here, before anyone can post the next
