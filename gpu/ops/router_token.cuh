@@ -48,7 +48,8 @@ __device__ static void router_scores_row(float *score, const T *logit, const rou
 }
 
 /* Choice of the best groups, by one thread: the score of a group is the sum of its best keys. */
-__device__ static void router_choose_groups(unsigned *kept, const router_keys &keys, const router_args &a)
+__device__ static inline void router_choose_groups(unsigned *kept, const router_keys &keys,
+                                                   const router_args &a)
 {
     for (int64_t n = 0; n < a.group_topk; ++n) {
         router_rank best = 0;

@@ -268,6 +268,9 @@ void assay_sim_tensor_load(void *to, const assay_sim_tensor_map *map, assay_sim_
                    line_of(s.line));
     }
     touch_global(w, c, false, __builtin_return_address(0));
+    race_touch(w, to, c.bytes, true, __builtin_return_address(0));
+    race_arrive(
+        w, bar); /* whoever passes the barrier comes behind the copy: it does not end without its bytes */
     memset(to, 0xff, c.bytes);
     if (in_dynamic(w, to, c.bytes, &place))
         memset(b.seen.data() + place, 0xff, c.bytes);
@@ -288,6 +291,7 @@ void assay_sim_tensor_store(const assay_sim_tensor_map *map, const void *from, c
     proxy_check(w, b, from, c.bytes, line, "a store");
     c.held.assign(c.shared, c.shared + c.bytes);
     touch_global(w, c, true, __builtin_return_address(0));
+    race_touch(w, from, c.bytes, false, __builtin_return_address(0));
     b.stores.push_back(c);
 }
 
@@ -308,6 +312,8 @@ void assay_sim_tensor_store_wait(int n, int read, int line)
         if (mine && !c.has_read && memcmp(c.held.data(), c.shared, c.bytes) != 0)
             misuse(w, "late read", line,
                    "the tile of the store of line %d was written before it was waited for", line_of(c.line));
+        if (mine && !c.has_read) /* until now: who writes there next has to come behind this wait */
+            race_touch(w, c.shared, c.bytes, false, __builtin_return_address(0));
         c.has_read |= mine;
         (mine && !read ? over : kept).push_back(c);
     }

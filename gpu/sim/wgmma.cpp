@@ -18,6 +18,7 @@ constexpr size_t tile_bytes = 64 * 128, tile_align = 1024;
 struct lane_call {
     const assay_sim_wgmma *what;
     int n, line;
+    const void *pc; /* behind the call in the kernel */
 };
 static const lane_call &call_of(void *const *lane, unsigned l)
 {
@@ -210,6 +211,20 @@ static void compute(worker &w, tile_block &b, wgmma_warp &p, issued_product &o, 
     o.done = true;
 }
 
+/* What a warp of the group reads, for the race checker: of A in shared memory its 16 rows or columns, of B all. */
+static void touch_tiles(worker &w, const assay_sim_wgmma &o, const void *pc)
+{
+    const size_t first = w.current / lanes % group_warps * rows_of_warp;
+    const char *a = static_cast<const char *>(o.a);
+    if (o.a_registers == nullptr && !o.a_columns)
+        race_touch(w, a + first * 128, rows_of_warp * 128, false, pc);
+    for (size_t k = 0; o.a_registers == nullptr && o.a_columns && k < terms; ++k) {
+        race_touch(w, a + k * 128 + (first / 8 ^ (k & 7)) * 16, 16, false, pc);
+        race_touch(w, a + k * 128 + ((first / 8 + 1) ^ (k & 7)) * 16, 16, false, pc);
+    }
+    race_touch(w, o.b, b_bytes(o), false, pc);
+}
+
 static void product_of_warp(void *const *lane)
 {
     worker &w = *self;
@@ -235,6 +250,7 @@ static void product_of_warp(void *const *lane)
     }
     loads_check(w, b, o.b, b_bytes(o), call.line, "a product reads");
     proxy_check(w, b, o.b, b_bytes(o), call.line, "a product");
+    touch_tiles(w, o, call.pc);
     ++p.products;
     const size_t sum = sum_of(p, lane, o.n);
     if (p.sums[sum].open++ == 0)
@@ -287,6 +303,7 @@ static void wait_of_warp(void *const *lane)
         if (!o.done)
             compute(w, b, p, o, o.line);
         check_factor(w, p, o, call.line);
+        touch_tiles(w, o.what, call.pc); /* until now: who writes there next has to come behind this wait */
         if (--p.sums[o.sum].open == 0)
             give_registers(w, p, p.sums[o.sum], call.line);
     }
@@ -329,9 +346,10 @@ bool products_end(worker &w, tile_block &b)
 
 using namespace sim;
 
-static void of_warp(assay_sim_warp_function *run, const assay_sim_wgmma *what, int n, int line)
+static inline __attribute__((always_inline)) void of_warp(assay_sim_warp_function *run,
+                                                          const assay_sim_wgmma *what, int n, int line)
 {
-    lane_call c = {what, n, line};
+    lane_call c = {what, n, line, __builtin_return_address(0)};
     assay_sim_warp_call(run, &c, line);
 }
 
