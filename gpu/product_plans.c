@@ -298,9 +298,13 @@ static assay_status path_of(gpu_product_plans *p)
 {
     char name[DEVICE_NAME];
     size_t n = 0;
-    for (const char *c = p->device; *c != 0; c++)
-        name[n++] =
-            (*c >= '0' && *c <= '9') || (*c >= 'a' && *c <= 'z') || (*c >= 'A' && *c <= 'Z') ? *c : '-';
+    for (const char *c = p->device; *c != 0; c++) {
+        const bool plain = (*c >= '0' && *c <= '9') || (*c >= 'a' && *c <= 'z') || (*c >= 'A' && *c <= 'Z');
+        name[n] = '-';
+        if (plain)
+            name[n] = *c;
+        n++;
+    }
     name[n] = 0;
     const int length = snprintf(p->path, sizeof p->path, "%s/%s-sm_%d-cublaslt-%zu.json", p->folder, name,
                                 p->sm, cublasLtGetVersion());
