@@ -1,12 +1,18 @@
 #!/usr/bin/env bash
 # What the compiler made of every kernel: registers, spills, shared memory, matrix, 128-bit and asynchronous instructions, beside
-# gpu/ops/kernels.json.  A spill, a lost 128-bit access, a lost matrix instruction or asynchronous copy fails; with the nvcc that made
+# gpu/ops/kernels.json.  A spill, a lost 128-bit access, a lost matrix instruction or asynchronous copy, serialized wgmma fails; with the nvcc that made
 # the table any difference does.  Needs nvcc and ptxas, no device.
 #   ci/kernels.sh [--update | --self-test]
 # --update writes the table; --self-test shows, without nvcc, that the comparison fails where it must.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 table=gpu/ops/kernels.json
+
+# LOG: whether ptxas has given up that wgmma runs beside other work (C7515, C7520 and their like), and why.
+serialized() {
+    grep -F 'Potential Performance Loss' "$1"
+}
+export -f serialized
 
 # The comparison of an example with itself passes; each change of it fails with its words.
 self_test() {
@@ -35,6 +41,11 @@ self_test() {
     compare 1 'other: in the table and not in the build' 's/"kernel": "narrow"/"kernel": "other"/'
     compare 1 'narrow: not in the table' '/narrow/d'
     compare 1 'the table is empty' 'd'
+    echo "ptxas info    : (C7515) Potential Performance Loss: wgmma.mma_async instructions are serialized due to ill formed pipeline stage in the function 'wide'" >"$folder/log"
+    if ! serialized "$folder/log" >/dev/null || serialized tests/kernels/example.log >/dev/null; then
+        echo "kernels: self-test: a log of serialized wgmma was not told from one without" >&2
+        exit 1
+    fi
     echo "kernels: self-test passed"
 }
 
@@ -58,6 +69,7 @@ figures() {
     "$nvcc" -std=c++17 -O3 -DNDEBUG -DASSAY_SIM=0 -I. "-arch=compute_$arch" -ptx -o "$out.ptx" "$2" 2>"$out.errors" ||
         { cat "$out.errors" >&2; return 1; }
     "$(dirname "$nvcc")/ptxas" -v "-arch=sm_$arch" -o /dev/null "$out.ptx" 2>"$out.log" || { cat "$out.log" >&2; return 1; }
+    ! serialized "$out.log" >&2 || { echo "kernels: $2: ptxas serializes wgmma" >&2; return 1; }
     awk -v arch="$arch" -v file="$name.cu" -f ci/kernels.awk "$out.ptx" "$out.log" >"$out.json"
 }
 export -f figures
