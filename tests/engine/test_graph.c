@@ -57,13 +57,6 @@ __attribute__((noinline)) static void read_counts(const char *log, long n[3])
         n[0] = n[1] = n[2] = -1;
 }
 
-static void set_seed(int seed)
-{
-    char text[16];
-    snprintf(text, sizeof text, "%d", seed);
-    cr_assert_eq(setenv("ASSAY_SIM_STREAM_SEED", text, 1), 0);
-}
-
 static void both(const row *r)
 {
     long n[3];
@@ -71,7 +64,7 @@ static void both(const row *r)
     ENGINE_RUN(r->world, "step --model %s --batch %s --layout %s --out %s %s " OPTIONS, model,
                engine_file("train"), r->layout, engine_file("off"), r->options);
     for (int seed = 0; seed < 2; seed++) {
-        set_seed(seed);
+        engine_set_stream_seed(seed);
         ENGINE_RUN(r->world,
                    "step --model %s --batch %s --layout %s --out %s --enable-cuda-graph %s " OPTIONS, model,
                    engine_file("train"), r->layout, engine_file("on"), r->options);

@@ -57,18 +57,10 @@ Test(engine_moe_switches, padding_to_a_multiple_changes_no_bit)
 
 #define BESIDE "--moe-shared-expert-overlap"
 
-/* Seed 0 runs what is needed and no more, another one whatever may run. */
-static void set_seed(int seed)
-{
-    char text[16];
-    snprintf(text, sizeof text, "%d", seed);
-    cr_assert_eq(setenv("ASSAY_SIM_STREAM_SEED", text, 1), 0);
-}
-
 Test(engine_moe_switches, beside_the_dispatch_on_one_rank)
 {
     for (int seed = 0; seed < 4; seed++) {
-        set_seed(seed);
+        engine_set_stream_seed(seed);
         same_bits("1", 1, "--precision fp32", BESIDE);
     }
 }
@@ -76,7 +68,7 @@ Test(engine_moe_switches, beside_the_dispatch_on_one_rank)
 Test(engine_moe_switches, beside_the_dispatch_tp2_ep2)
 {
     for (int seed = 0; seed < 6; seed++) {
-        set_seed(seed);
+        engine_set_stream_seed(seed);
         same_bits(seed % 2 ? "tp2,ep2" : "tp2,sp,etp2", 2, "--precision bf16", BESIDE);
     }
 }
@@ -90,23 +82,6 @@ Test(engine_moe_switches, beside_the_dispatch_pp2_zero3)
     same_bits("dp2,ep2,zero3", 2, "--precision bf16", BESIDE " --overlap-grad-reduce --overlap-param-gather");
 }
 
-/* Tensors that differ in their bits. */
-static int64_t n_different(void)
-{
-    assay_tensorfile *found, *expected;
-    int64_t differ = 0;
-    cr_assert_eq(assay_tensorfile_open(&found, engine_file("on")), ASSAY_OK);
-    cr_assert_eq(assay_tensorfile_open(&expected, engine_file("off")), ASSAY_OK);
-    for (int64_t i = 0; i < assay_tensorfile_count(expected); i++) {
-        const assay_tensor_info *e = assay_tensorfile_at(expected, i),
-                                *f = assay_tensorfile_find(found, e->name);
-        differ += f == NULL || memcmp(f->data, e->data, e->bytes) != 0;
-    }
-    assay_tensorfile_close(found);
-    assay_tensorfile_close(expected);
-    return differ;
-}
-
 /* Each fault takes one event away: in some order of the streams the result is another one. */
 static void must_show(const char *layout, const char *fault)
 {
@@ -114,13 +89,13 @@ static void must_show(const char *layout, const char *fault)
     int64_t differ = 0;
     same_bits(layout, 2, "--precision fp32", BESIDE);
     for (int seed = 0; seed < 8 && differ == 0; seed++) {
-        set_seed(seed);
+        engine_set_stream_seed(seed);
         snprintf(line, sizeof line,
                  "step --model %s/model --batch %s --layout %s --precision fp32 --out %s " BESIDE
                  " --fault %s " MOE,
                  engine_folder, engine_file("train"), layout, engine_file("on"), fault);
         engine_must_run(engine_run(2, "%s", line), line);
-        differ = n_different();
+        differ = engine_n_different(engine_file("on"), engine_file("off"));
     }
     cr_expect_gt(differ, 0, "%s with %s: the same bits", layout, fault);
 }

@@ -111,6 +111,31 @@ static inline double engine_difference(const assay_tensor_info *found, const ass
     return most > 0.0 ? worst / most : worst;
 }
 
+/* Order among the streams of the engines that follow: 0 runs what is needed and no more, another seed whatever may run. */
+static inline void engine_set_stream_seed(int seed)
+{
+    char text[16];
+    snprintf(text, sizeof text, "%d", seed);
+    cr_assert_eq(setenv("ASSAY_SIM_STREAM_SEED", text, 1), 0);
+}
+
+/* Tensors of `expected_path` that are not in the other file with the same bytes. */
+static inline int64_t engine_n_different(const char *found_path, const char *expected_path)
+{
+    assay_tensorfile *found, *expected;
+    int64_t differ = 0;
+    cr_assert_eq(assay_tensorfile_open(&found, found_path), ASSAY_OK);
+    cr_assert_eq(assay_tensorfile_open(&expected, expected_path), ASSAY_OK);
+    for (int64_t i = 0; i < assay_tensorfile_count(expected); i++) {
+        const assay_tensor_info *e = assay_tensorfile_at(expected, i),
+                                *f = assay_tensorfile_find(found, e->name);
+        differ += f == NULL || memcmp(f->data, e->data, e->bytes) != 0;
+    }
+    assay_tensorfile_close(found);
+    assay_tensorfile_close(expected);
+    return differ;
+}
+
 /* Every tensor of `expected` is in `found` and nothing else, same shapes, within `tolerance`; 0: equal bytes.
  * `only`: prefix of the names that are compared, "" for all. */
 static inline void engine_compare(const char *found_path, const char *expected_path, double tolerance,
