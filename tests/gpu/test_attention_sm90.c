@@ -127,9 +127,6 @@ Test(gpu_attention_sm90, other_calls_go_to_lower_rungs)
 /* Its code is for 9.0: the ladder passes it over on others, and called all the same it refuses by name. */
 Test(gpu_attention_sm90, devices_without_its_code)
 {
-    static const struct {
-        int major, minor, chosen;
-    } rows[] = {{8, 0, 2}, {8, 9, 2}, {9, 0, 3}, {9, 1, 2}, {10, 0, 2}, {12, 0, 2}};
     static float data[64] __attribute__((aligned(16)));
     const raw_operand list[] = {{.name = "o", .t = gpu_tensor_2d(data, ASSAY_BF16, 1, 8)},
                                 {.name = "lse", .t = gpu_tensor_1d(data, ASSAY_F32, 1)},
@@ -147,19 +144,5 @@ Test(gpu_attention_sm90, devices_without_its_code)
                                 {.name = "head_dim_v", .number = 8},
                                 {.name = "scale", .number = 1},
                                 {.name = NULL}};
-    const gpu_operands o = raw_operands("attention_fwd", list);
-    const gpu_rung *rungs = gpu_ladder("attention_fwd");
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        gpu_ctx ctx = {.sm_major = rows[i].major, .sm_minor = rows[i].minor};
-        for (int f = 0; f < GPU_FAMILY_COUNT; f++)
-            ctx.variant[f] = 3;
-        cr_expect_eq(gpu_ladder_choose(rungs, &ctx, &o, 1), rows[i].chosen, "%d.%d", rows[i].major,
-                     rows[i].minor);
-        if (rows[i].chosen == 3)
-            continue;
-        const gpu_work w = {&ctx, &o, 1, 3, NULL};
-        cr_expect_eq(rungs[3].run(&w), ASSAY_UNSUPPORTED);
-        cr_expect_not_null(strstr(assay_error_message(), "attention_fwd k3"), "%s", assay_error_message());
-        assay_error_clear();
-    }
+    k3_of_devices("attention_fwd", list);
 }

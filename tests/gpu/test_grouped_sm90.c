@@ -122,9 +122,6 @@ Test(gpu_grouped_sm90, infinities_of_the_next_expert_stay_there)
 /* Its code is for 9.0: the ladder passes it over on others, and called all the same it refuses by name. */
 Test(gpu_grouped_sm90, devices_without_its_code)
 {
-    static const struct {
-        int major, minor, chosen;
-    } rows[] = {{8, 0, 2}, {8, 9, 2}, {9, 0, 3}, {9, 1, 2}, {10, 0, 2}, {12, 0, 2}};
     static const int64_t counts[1] = {3}, shape[3] = {1, 16, 8};
     static float data[64] __attribute__((aligned(16)));
     const gpu_tensor weight = gpu_tensor_make(data, ASSAY_BF16, 3, shape);
@@ -134,20 +131,5 @@ Test(gpu_grouped_sm90, devices_without_its_code)
         {.name = "weight", .t = weight},
         {.name = "tokens_per_expert", .t = gpu_tensor_1d(data, ASSAY_I64, 1), .host = counts},
         {.name = NULL}};
-    const gpu_operands o = raw_operands("grouped_linear_fwd", list);
-    const gpu_rung *rungs = gpu_ladder("grouped_linear_fwd");
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        gpu_ctx ctx = {.sm_major = rows[i].major, .sm_minor = rows[i].minor};
-        for (int f = 0; f < GPU_FAMILY_COUNT; f++)
-            ctx.variant[f] = 3;
-        cr_expect_eq(gpu_ladder_choose(rungs, &ctx, &o, 1), rows[i].chosen, "%d.%d", rows[i].major,
-                     rows[i].minor);
-        if (rows[i].chosen == 3)
-            continue;
-        const gpu_work w = {&ctx, &o, 1, 3, NULL};
-        cr_expect_eq(rungs[3].run(&w), ASSAY_UNSUPPORTED);
-        cr_expect_not_null(strstr(assay_error_message(), "grouped_linear_fwd k3"), "%s",
-                           assay_error_message());
-        assay_error_clear();
-    }
+    k3_of_devices("grouped_linear_fwd", list);
 }

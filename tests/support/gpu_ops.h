@@ -46,6 +46,31 @@ static inline gpu_operands raw_operands(const char *op, const raw_operand *list)
     return o;
 }
 
+/* Of an operation whose k3 is code for 9.0: the ladder passes it over on other devices, and called all the same it refuses by name. */
+static inline void k3_of_devices(const char *op, const raw_operand *list)
+{
+    static const struct {
+        int major, minor, chosen;
+    } rows[] = {{8, 0, 2}, {8, 9, 2}, {9, 0, 3}, {9, 1, 2}, {10, 0, 2}, {12, 0, 2}};
+    char name[64];
+    const gpu_operands o = raw_operands(op, list);
+    const gpu_rung *rungs = gpu_ladder(op);
+    snprintf(name, sizeof name, "%s k3", op);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        gpu_ctx ctx = {.sm_major = rows[i].major, .sm_minor = rows[i].minor};
+        for (int f = 0; f < GPU_FAMILY_COUNT; f++)
+            ctx.variant[f] = 3;
+        cr_expect_eq(gpu_ladder_choose(rungs, &ctx, &o, 1), rows[i].chosen, "%d.%d", rows[i].major,
+                     rows[i].minor);
+        if (rows[i].chosen == 3)
+            continue;
+        const gpu_work w = {&ctx, &o, 1, 3, NULL};
+        cr_expect_eq(rungs[3].run(&w), ASSAY_UNSUPPORTED);
+        cr_expect_not_null(strstr(assay_error_message(), name), "%s", assay_error_message());
+        assay_error_clear();
+    }
+}
+
 static inline assay_status raw_run(gpu_ctx *ctx, const char *op, const raw_operand *list)
 {
     const gpu_operands o = raw_operands(op, list);
