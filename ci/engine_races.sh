@@ -22,7 +22,7 @@ self_test() {
     compare() { # EXIT WORDS SED-SCRIPT [SAME]
         local code=0 out
         sed -E "$3" "$folder/found" >"$folder/table"
-        out=$(awk -v same="${4:-0}" -f ci/traffic.awk "$folder/table" "$folder/found") || code=$?
+        out=$(awk -v same="${4:-0}" -f ci/field.awk -f ci/traffic.awk "$folder/table" "$folder/found") || code=$?
         if [[ $code != "$1" ]] || ! grep -qE -- "$2" <<<"$out"; then
             printf 'traffic: self-test: expected exit %s and "%s", found exit %s and\n%s\n' "$1" "$2" "$code" "$out" >&2
             exit 1
@@ -94,5 +94,5 @@ if ((update)); then
 fi
 same=0
 grep -qF "{\"g++\": \"$version\"," "$table" && same=1
-awk -v same="$same" -f ci/traffic.awk "$table" "$folder/found" || bad=1
+awk -v same="$same" -f ci/field.awk -f ci/traffic.awk "$table" "$folder/found" || bad=1
 exit $bad

@@ -1,24 +1,11 @@
 # Figures of compiled kernels, and their comparison with gpu/ops/kernels.json (ci/kernels.sh).
 #
-#   awk -v arch=90 -v file=NAME.cu -f ci/kernels.awk NAME.ptx NAME.log    prints a line for each kernel, as the table has them
-#   awk -v check=1 [-v same=1] -f ci/kernels.awk TABLE FOUND              compares; same: the table was made by this nvcc
+#   awk -v arch=90 -v file=NAME.cu -f ci/field.awk -f ci/kernels.awk NAME.ptx NAME.log    prints a line for each kernel, as the table has them
+#   awk -v check=1 [-v same=1] -f ci/field.awk -f ci/kernels.awk TABLE FOUND              compares; same: the table was made by this nvcc
 #
 # From PTX, statically (a loop's body once): matrix instructions, loads and stores of 128 bits that are not of shared or local memory,
 # asynchronous copies (cp.async, tensor copies).  From ptxas -v: registers, spilled bytes, stack, static shared memory, barriers.
 # warps: of a multiprocessor, as its 65536 registers allow, of 64.
-
-function field(line, name,    at, rest) {
-    at = index(line, "\"" name "\": ")
-    if (at == 0)
-        return "?"
-    rest = substr(line, at + length(name) + 4)
-    if (substr(rest, 1, 1) == "\"") {
-        rest = substr(rest, 2)
-        return substr(rest, 1, index(rest, "\"") - 1)
-    }
-    match(rest, /^[0-9]+/)
-    return substr(rest, 1, RLENGTH)
-}
 
 function complain(text) {
     print "kernels: " text

@@ -1,19 +1,6 @@
 # What kernels move beside gpu/ops/traffic.json (ci/engine_races.sh).
-#   awk [-v same=1] -f ci/traffic.awk TABLE FOUND       same: the table was made by this g++
+#   awk [-v same=1] -f ci/field.awk -f ci/traffic.awk TABLE FOUND       same: the table was made by this g++
 # read, written: 32-byte sectors; least_read, least_written: the bytes that have to be touched.
-
-function field(line, name,    at, rest) {
-    at = index(line, "\"" name "\": ")
-    if (at == 0)
-        return "?"
-    rest = substr(line, at + length(name) + 4)
-    if (substr(rest, 1, 1) == "\"") {
-        rest = substr(rest, 2)
-        return substr(rest, 1, index(rest, "\"") - 1)
-    }
-    match(rest, /^[0-9]+/)
-    return substr(rest, 1, RLENGTH)
-}
 
 function complain(text) {
     print "traffic: " text
