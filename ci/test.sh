@@ -55,16 +55,35 @@ step build-asan ci/build.sh asan || finish
 step build-clang ci/build.sh clang || finish
 step tidy ci/tidy.sh
 
-# unit PRESET REGEX: Criterion executables, one after the other; counts single tests, and demands that no sanitizer spoke.
+# execute PRESET EXECUTABLE: one Criterion executable, its output and exit code into the folder of logs.
+execute() {
+    local preset=$1 exe=$2 name rc
+    name=$(basename "$exe")
+    OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=2 UBSAN_OPTIONS=print_stacktrace=1 \
+        timeout 900 "$exe" --jobs 1 >"$log/$preset-$name.log" 2>&1
+    rc=$?
+    echo "$rc" >"$log/$preset-$name.code"
+}
+export log
+export -f execute
+# unit PRESET REGEX: Criterion executables, as many side by side as there are processors; counts single tests, and demands that
+# no sanitizer spoke.
 unit() {
-    local preset=$1 regex=$2 exe name line p f c ran=0 before=$passed t=$SECONDS
+    local preset=$1 regex=$2 exe name line p f c rc before=$passed t=$SECONDS
+    local -a executables=()
     for exe in build/"$preset"/bin/test_*; do
+        [[ $(basename "$exe") =~ $regex ]] && executables+=("$exe")
+    done
+    if ((${#executables[@]} == 0)); then
+        failed=$((failed + 1))
+        echo "FAIL  $preset: no test matches $regex"
+        return
+    fi
+    rm -f "$log/$preset"-test_*.code # of an earlier run
+    printf '%s\0' "${executables[@]}" | xargs -0 -P "$(nproc)" -n 1 bash -c 'execute "$0" "$1"' "$preset"
+    for exe in "${executables[@]}"; do
         name=$(basename "$exe")
-        [[ $name =~ $regex ]] || continue
-        ran=$((ran + 1))
-        OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=2 UBSAN_OPTIONS=print_stacktrace=1 \
-            timeout 900 "$exe" --jobs 2 >"$log/$preset-$name.log" 2>&1
-        local rc=$?
+        rc=$(cat "$log/$preset-$name.code" 2>/dev/null || echo 'none: it was not started')
         # "[====] Synthesis: Tested: 12 | Passing: 12 | Failing: 0 | Crashing: 0"
         line=$(sed 's/\x1b\[[0-9;]*m//g' "$log/$preset-$name.log" | grep -E 'Synthesis: Tested:' | tail -1)
         p=$(sed -nE 's/.*Passing: ([0-9]+).*/\1/p' <<<"$line")
@@ -77,7 +96,7 @@ unit() {
         if grep -qE 'LeakSanitizer|runtime error:|ERROR: AddressSanitizer|WARNING: ThreadSanitizer' "$log/$preset-$name.log"; then
             bad=1
             echo "FAIL  $preset/$name: a sanitizer reported something"
-        elif ((rc != 0)) || [[ -z $line ]] || ((${p:-0} == 0)); then
+        elif [[ $rc != 0 || -z $line ]] || ((${p:-0} == 0)); then
             bad=1
             echo "FAIL  $preset/$name: exit code $rc, ${p:-0} passing"
         fi
@@ -87,11 +106,7 @@ unit() {
             echo "      again with: $exe"
         fi
     done
-    if ((ran == 0)); then
-        failed=$((failed + 1))
-        echo "FAIL  $preset: no test matches $regex"
-    fi
-    printf 'done  %-28s %4d s   %d executables, %d tests passed\n' "tests of $preset" $((SECONDS - t)) "$ran" $((passed - before))
+    printf 'done  %-28s %4d s   %d executables, %d tests passed\n' "tests of $preset" $((SECONDS - t)) ${#executables[@]} $((passed - before))
 }
 unit release '^test_'
 unit asan '^test_'
