@@ -37,6 +37,8 @@ const parity_ask_sweep_row parity_ask_sweep_table[] = {
     {"qkv_split_bwd", {"T", "+D"}},
     {"qkv_rope_fwd", {"T", "+G"}},
     {"qkv_norm_rope_fwd", {"T", "+G"}},
+    {"qkv_rope_bwd", {"T", "+G"}},
+    {"qkv_norm_rope_bwd", {"T", "+G"}},
     {"attention_merge", {"T", "+D"}},
     {"pack_heads", {"T", "+D"}},
     {"unpack_heads", {"T", "+D"}},
