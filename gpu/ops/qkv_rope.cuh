@@ -49,6 +49,9 @@ static inline assay_status qkv_check_sizes(const gpu_operands *o, const char *q_
                 "%s: %s: expected 3 dimensions [T,heads,D], found %d", op, q.ndim == 3 ? k_name : q_name,
                 q.ndim == 3 ? k.ndim : q.ndim);
     *s = {k.shape[0], q.shape[1], k.shape[1], k.shape[2], qkv.dtype};
+    ASSAY_CHECK(s->tokens >= 0, ASSAY_INVALID_ARGUMENT,
+                "%s: %s: expected a number of tokens that is not negative, found %" PRId64, op, k_name,
+                s->tokens);
     ASSAY_CHECK(s->groups >= 1 && s->heads % s->groups == 0, ASSAY_INVALID_ARGUMENT,
                 "%s: %s: expected a multiple of %" PRId64 " heads, found %" PRId64, op, q_name, s->groups,
                 s->heads);

@@ -86,8 +86,8 @@
 /* Heads of every number of lanes, rotated whole and in part; pairs that are no multiple of eight. */
 #define QKV_ROPE_SIZES(symbols, more)                                                                        \
     {                                                                                                        \
-        "T=5 A=4 G=2 D=3 P=11 h=1" symbols " | " SPLIT more,                                                 \
-            "T=7 A=3 G=1 D=16 P=9 h=8" symbols " | " SPLIT more,                                             \
+        "T=7 A=3 G=1 D=16 P=9 h=8" symbols " | " SPLIT more,                                                 \
+            "T=5 A=4 G=2 D=3 P=11 h=1" symbols " | " SPLIT more,                                             \
             "T=9 A=6 G=3 D=40 P=9 h=8" symbols " | " SPLIT more,                                             \
             "T=5 A=6 G=3 D=40 P=9 h=20" symbols " | " SPLIT more,                                            \
             "T=17 A=4 G=2 D=64 P=33 h=32" symbols " | " SPLIT more,                                          \
