@@ -123,11 +123,16 @@ static assay_status heads_apart_fwd(gpu_model *m, gpu_microbatch_state *mb, cons
                     GPU_NEW("y", &a->k, kv_heads_of(m, own, D)));
 }
 
+static bool heads_are_apart(const assay_model_config *c)
+{
+    return c->clip_qkv > 0.0 || (c->qk_layernorm && c->qk_layernorm_full_width);
+}
+
 static assay_status heads_fwd(gpu_model *m, gpu_microbatch_state *mb, const gpu_attention_params *w,
                               gpu_attention_acts *a, gpu_value *qkv)
 {
     const assay_model_config *c = m->config;
-    if (c->clip_qkv > 0.0 || (c->qk_layernorm && c->qk_layernorm_full_width))
+    if (heads_are_apart(c))
         return heads_apart_fwd(m, mb, w, a, qkv);
     return c->qk_layernorm ? heads_normed_fwd(m, mb, w, a, qkv) : heads_turned_fwd(m, mb, a, qkv);
 }
@@ -170,14 +175,76 @@ static assay_status attention_again(gpu_model *m, gpu_microbatch_state *mb, gpu_
     return ASSAY_OK;
 }
 
-/* dq, dk, dv (after rotation) -> dqkv */
-static assay_status heads_bwd(gpu_model *m, const gpu_attention_params *w, gpu_attention_acts *a,
-                              gpu_value *dqkv, gpu_value *dq, gpu_value *dk, gpu_value *dv)
+static gpu_value product_grad(gpu_model *m)
+{
+    gpu_value dqkv = gpu_named(m, gpu_tokens(m, &m->scratch, false, gpu_dim_qkv(m)),
+                               "self_attention.linear_qkv", "y.grad");
+    if (m->kv_shared) /* whole of the query heads, a part of the key and value head */
+        dqkv.kind = ASSAY_PIECE_LOCAL;
+    return dqkv;
+}
+
+#define TURN_BACK(where, from, to)                                                                           \
+    {                                                                                                        \
+        .op = "rope_bwd", .at = (where), .arg = { GPU_T("dy", from), ROTATION(m, a), GPU_T("dx", to) }       \
+    }
+#define SPLIT_BACK(q, k, v, to)                                                                              \
+    {                                                                                                        \
+        .op = "qkv_split_bwd", .at = "self_attention.qkv_split", .arg = {                                    \
+            GPU_T("dq", q),                                                                                  \
+            GPU_T("dk", k),                                                                                  \
+            GPU_T("dv", v),                                                                                  \
+            SPLIT_ATTRS(m),                                                                                  \
+            GPU_T("dqkv", to)                                                                                \
+        }                                                                                                    \
+    }
+
+/* dq, dk, dv -> dqkv in one launch where there is a kernel for it: rotation and split. */
+static assay_status heads_turned_bwd(gpu_model *m, gpu_attention_acts *a, gpu_value *dqkv, gpu_value *dq,
+                                     gpu_value *dk, gpu_value *dv)
+{
+    gpu_value dq_raw = gpu_grad_of(m, &a->q_raw), dk_raw = gpu_partial_kv(m, gpu_grad_of(m, &a->k_raw));
+    const gpu_call_args parts[] = {
+        TURN_BACK("self_attention.rope_q", dq, &dq_raw),
+        TURN_BACK("self_attention.rope_k", dk, &dk_raw),
+        SPLIT_BACK(&dq_raw, &dk_raw, dv, dqkv),
+    };
+    return gpu_call_fused(m->run, "qkv_rope_bwd", parts, 3);
+}
+
+/* The same with the norms of q and k behind the rotation. */
+static assay_status heads_normed_bwd(gpu_model *m, const gpu_attention_params *w, gpu_attention_acts *a,
+                                     gpu_value *dqkv, gpu_value *dq, gpu_value *dk, gpu_value *dv)
+{
+    gpu_value dq_norm = gpu_grad_of(m, &a->q_norm), dk_norm = gpu_partial_kv(m, gpu_grad_of(m, &a->k_norm)),
+              dq_raw = gpu_grad_of(m, &a->q_raw), dk_raw = gpu_partial_kv(m, gpu_grad_of(m, &a->k_raw));
+    const gpu_call_args parts[] = {
+        TURN_BACK("self_attention.rope_q", dq, &dq_norm),
+        TURN_BACK("self_attention.rope_k", dk, &dk_norm),
+        {.op = "rmsnorm_bwd",
+         .at = "self_attention.q_layernorm",
+         .arg = {GPU_T("dy", &dq_norm), GPU_T("x", &a->q_raw),
+                 GPU_T("gamma", gpu_param_use(m, w->q_layernorm)), GPU_T("rstd", &a->q_rstd),
+                 GPU_T("dgamma", gpu_param_grad(m, w->q_layernorm)), GPU_F("eps", m->eps),
+                 GPU_T("dx", &dq_raw)}},
+        {.op = "rmsnorm_bwd",
+         .at = "self_attention.k_layernorm",
+         .arg = {GPU_T("dy", &dk_norm), GPU_T("x", &a->k_raw),
+                 GPU_T("gamma", gpu_param_use(m, w->k_layernorm)), GPU_T("rstd", &a->k_rstd),
+                 GPU_T("dgamma", gpu_param_grad(m, w->k_layernorm)), GPU_F("eps", m->eps),
+                 GPU_T("dx", &dk_raw)}},
+        SPLIT_BACK(&dq_raw, &dk_raw, dv, dqkv),
+    };
+    return gpu_call_fused(m->run, "qkv_norm_rope_bwd", parts, 5);
+}
+
+/* The same, each by itself: as heads_apart_fwd. */
+static assay_status heads_apart_bwd(gpu_model *m, const gpu_attention_params *w, gpu_attention_acts *a,
+                                    gpu_value *dqkv, gpu_value *dq, gpu_value *dk, gpu_value *dv)
 {
     gpu_run *run = m->run;
     const assay_model_config *c = m->config;
     const bool clip = c->clip_qkv > 0.0;
-    gpu_arena *temp = &m->scratch;
     gpu_value *q_in = c->qk_layernorm ? &a->q_norm : &a->q_raw,
               *k_in = c->qk_layernorm ? &a->k_norm : &a->k_raw;
     gpu_value dq_clip, dk_clip, dq_norm, dk_norm, dq_raw, dk_raw, dv_raw;
@@ -211,11 +278,19 @@ static assay_status heads_bwd(gpu_model *m, const gpu_attention_params *w, gpu_a
         q = &dq_raw;
         k = &dk_raw;
     }
-    *dqkv = gpu_named(m, gpu_tokens(m, temp, false, gpu_dim_qkv(m)), "self_attention.linear_qkv", "y.grad");
-    if (m->kv_shared) /* whole of the query heads, a part of the key and value head */
-        dqkv->kind = ASSAY_PIECE_LOCAL;
     return GPU_CALL(run, "qkv_split_bwd", "self_attention.qkv_split", GPU_T("dq", q), GPU_T("dk", k),
                     GPU_T("dv", v), SPLIT_ATTRS(m), GPU_T("dqkv", dqkv));
+}
+
+/* dq, dk, dv (after rotation) -> dqkv */
+static assay_status heads_bwd(gpu_model *m, const gpu_attention_params *w, gpu_attention_acts *a,
+                              gpu_value *dqkv, gpu_value *dq, gpu_value *dk, gpu_value *dv)
+{
+    *dqkv = product_grad(m);
+    if (heads_are_apart(m->config))
+        return heads_apart_bwd(m, w, a, dqkv, dq, dk, dv);
+    return m->config->qk_layernorm ? heads_normed_bwd(m, w, a, dqkv, dq, dk, dv)
+                                   : heads_turned_bwd(m, a, dqkv, dq, dk, dv);
 }
 
 static assay_status attention_bwd(gpu_model *m, gpu_layer *l, gpu_layer_acts *acts, gpu_value *dx,

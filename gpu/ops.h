@@ -117,6 +117,16 @@ extern GPU_LADDER(qkv_rope_fwd);
  * Refused: also eps below 0. */
 extern GPU_LADDER(qkv_norm_rope_fwd);
 
+/* --- qkv_rope_bwd.cu ---------------------------------------------------------------------------------------- */
+/* rope_bwd of dq and of dk, then qkv_split_bwd, in one launch: dq_raw = rope^T(dq), dk_raw likewise      dqkv [T,(A+2G) D]
+ * dq, dq_raw [T,A,D]  dk, dk_raw, dv [T,G,D]  position I64 [T].  dq_raw and dk_raw may be absent: then they stand in dqkv alone.
+ * Outputs are memory of their own.  A position outside the table is a violated precondition (not checked).  Refused: as qkv_rope_fwd. */
+extern GPU_LADDER(qkv_rope_bwd);
+/* The same with rmsnorm_bwd of every head of q and of k behind the rotation: dq_norm = rope^T(dq), rounded, dq_raw and q_dgamma (F32 [D],
+ * or none) from it, q_raw [T,A,D], q_gamma [D] and q_rstd F32 [T,A]; k likewise.  dq_norm, dk_norm, dq_raw, dk_raw may be absent.
+ * Workspace of k1: F32 [blocks,D] for each gamma that is trained, as rmsnorm_bwd's k3. */
+extern GPU_LADDER(qkv_norm_rope_bwd);
+
 /* --- attention_context.cu ------------------------------------------------------------------------------------ */
 /* Attention over two sets of keys as attention over both: m = max(lse_a, lse_b), w = exp(lse - m): lse = m + log(w_a + w_b),
  * o = (w_a o_a + w_b o_b) / (w_a + w_b); neither sees a key: o = 0, lse = -inf
@@ -254,7 +264,7 @@ extern GPU_LADDER(adamw);
     X(linear_fwd) X(linear_bwd_input) X(linear_bwd_weight) X(linear_bwd_bias) \
     X(grouped_linear_fwd) X(grouped_linear_bwd_input) X(grouped_linear_bwd_weight) \
     X(rmsnorm_fwd) X(add_rmsnorm_fwd) X(rmsnorm_bwd) X(rmsnorm_bwd_add) X(rmsnorm_sumsq) X(rmsnorm_apply) X(rmsnorm_bwd_dot) X(rmsnorm_bwd_apply) X(rope_table) X(rope_fwd) X(rope_bwd) X(attention_fwd) \
-    X(attention_bwd) X(qkv_split_fwd) X(qkv_split_bwd) X(qkv_rope_fwd) X(qkv_norm_rope_fwd) X(attention_merge) X(pack_heads) X(unpack_heads) X(add) X(clamp_fwd) X(clamp_bwd) X(dropout_fwd) X(dropout_bwd) \
+    X(attention_bwd) X(qkv_split_fwd) X(qkv_split_bwd) X(qkv_rope_fwd) X(qkv_norm_rope_fwd) X(qkv_rope_bwd) X(qkv_norm_rope_bwd) X(attention_merge) X(pack_heads) X(unpack_heads) X(add) X(clamp_fwd) X(clamp_bwd) X(dropout_fwd) X(dropout_bwd) \
     X(swiglu_fwd) X(swiglu_bwd) X(sigmoid_gate_fwd) X(sigmoid_gate_bwd) X(cast) X(slice_rows) \
     X(embedding_fwd) X(embedding_bwd) X(sum) X(router_fwd) X(router_bwd) X(router_aux_fwd) X(router_balanced_fwd) \
     X(router_aux_loss) X(router_aux_bwd) X(router_seq_aux_fwd) X(running_counts) X(random_logits) X(input_jitter) X(router_drop) X(permute_plan) X(gather_rows) X(combine_rows) \

@@ -144,7 +144,8 @@ enum {
     ASSAY_KERNEL_ROUND_STATISTICS = 512,
     ASSAY_KERNEL_ROUND_RESIDUAL =
         1024, /* add_rmsnorm_fwd: the norm reads the residual as it is stored; rmsnorm_bwd_add: dx is added so */
-    ASSAY_KERNEL_ROUND_NORM = 2048 /* qkv_norm_rope_fwd: rope reads the norm as it is stored */
+    ASSAY_KERNEL_ROUND_NORM =
+        2048 /* qkv_norm_rope_fwd: rope reads the norm as it is stored; _bwd: the norm reads the gradient so */
 };
 
 /* Declared arithmetic of an output: it selects the bound by which the output is judged. */

@@ -356,6 +356,51 @@ enum {
     ASSAY_KERNEL_ATTR_QKV_NORM_ROPE_FWD_EPS = 3,
 };
 
+/* | `qkv_rope_bwd` | dq act [T,A,D], dk act [T,G,D], dv act [T,G,D], cos F32 [P,h], sin F32 [P,h], position I64 [T] | | dq_raw? act [T,A,D], dk_raw? act [T,G,D], dqkv act [T,(A+2*G)*D] | heads (A), groups (G), head_dim (D) |
+   sums: none */
+enum {
+    ASSAY_KERNEL_SLOT_QKV_ROPE_BWD_DQ = 0,
+    ASSAY_KERNEL_SLOT_QKV_ROPE_BWD_DK = 1,
+    ASSAY_KERNEL_SLOT_QKV_ROPE_BWD_DV = 2,
+    ASSAY_KERNEL_SLOT_QKV_ROPE_BWD_COS = 3,
+    ASSAY_KERNEL_SLOT_QKV_ROPE_BWD_SIN = 4,
+    ASSAY_KERNEL_SLOT_QKV_ROPE_BWD_POSITION = 5,
+    ASSAY_KERNEL_SLOT_QKV_ROPE_BWD_DQ_RAW = 6,
+    ASSAY_KERNEL_SLOT_QKV_ROPE_BWD_DK_RAW = 7,
+    ASSAY_KERNEL_SLOT_QKV_ROPE_BWD_DQKV = 8,
+    ASSAY_KERNEL_ATTR_QKV_ROPE_BWD_HEADS = 0,
+    ASSAY_KERNEL_ATTR_QKV_ROPE_BWD_GROUPS = 1,
+    ASSAY_KERNEL_ATTR_QKV_ROPE_BWD_HEAD_DIM = 2,
+};
+
+/* | `qkv_norm_rope_bwd` | q_gamma par [D], k_gamma par [D], q_raw act [T,A,D], k_raw act [T,G,D], q_rstd F32 [T,A], k_rstd F32 [T,G], dq act [T,A,D], dk act [T,G,D], dv act [T,G,D], cos F32 [P,h], sin F32 [P,h], position I64 [T] | q_dgamma? F32 [D], k_dgamma? F32 [D] | dq_norm? act [T,A,D], dk_norm? act [T,G,D], dq_raw? act [T,A,D], dk_raw? act [T,G,D], dqkv act [T,(A+2*G)*D] | heads (A), groups (G), head_dim (D), eps = 0 |
+   sums: dq_raw: D; dk_raw: D; dqkv: D; q_dgamma: T*A; k_dgamma: T*G */
+enum {
+    ASSAY_KERNEL_SLOT_QKV_NORM_ROPE_BWD_Q_GAMMA = 0,
+    ASSAY_KERNEL_SLOT_QKV_NORM_ROPE_BWD_K_GAMMA = 1,
+    ASSAY_KERNEL_SLOT_QKV_NORM_ROPE_BWD_Q_RAW = 2,
+    ASSAY_KERNEL_SLOT_QKV_NORM_ROPE_BWD_K_RAW = 3,
+    ASSAY_KERNEL_SLOT_QKV_NORM_ROPE_BWD_Q_RSTD = 4,
+    ASSAY_KERNEL_SLOT_QKV_NORM_ROPE_BWD_K_RSTD = 5,
+    ASSAY_KERNEL_SLOT_QKV_NORM_ROPE_BWD_DQ = 6,
+    ASSAY_KERNEL_SLOT_QKV_NORM_ROPE_BWD_DK = 7,
+    ASSAY_KERNEL_SLOT_QKV_NORM_ROPE_BWD_DV = 8,
+    ASSAY_KERNEL_SLOT_QKV_NORM_ROPE_BWD_COS = 9,
+    ASSAY_KERNEL_SLOT_QKV_NORM_ROPE_BWD_SIN = 10,
+    ASSAY_KERNEL_SLOT_QKV_NORM_ROPE_BWD_POSITION = 11,
+    ASSAY_KERNEL_SLOT_QKV_NORM_ROPE_BWD_DQ_NORM = 12,
+    ASSAY_KERNEL_SLOT_QKV_NORM_ROPE_BWD_DK_NORM = 13,
+    ASSAY_KERNEL_SLOT_QKV_NORM_ROPE_BWD_DQ_RAW = 14,
+    ASSAY_KERNEL_SLOT_QKV_NORM_ROPE_BWD_DK_RAW = 15,
+    ASSAY_KERNEL_SLOT_QKV_NORM_ROPE_BWD_DQKV = 16,
+    ASSAY_KERNEL_SLOT_QKV_NORM_ROPE_BWD_Q_DGAMMA = 17,
+    ASSAY_KERNEL_SLOT_QKV_NORM_ROPE_BWD_K_DGAMMA = 18,
+    ASSAY_KERNEL_ATTR_QKV_NORM_ROPE_BWD_HEADS = 0,
+    ASSAY_KERNEL_ATTR_QKV_NORM_ROPE_BWD_GROUPS = 1,
+    ASSAY_KERNEL_ATTR_QKV_NORM_ROPE_BWD_HEAD_DIM = 2,
+    ASSAY_KERNEL_ATTR_QKV_NORM_ROPE_BWD_EPS = 3,
+};
+
 /* | `attention_merge` | o_a float [T,A,D], lse_a F32 [T,A], o_b act [T,A,D], lse_b F32 [T,A] | | o =dtype [T,A,D], lse F32 [T,A] | heads (A), head_dim (D), dtype = act |
    sums: none */
 enum {

@@ -45,7 +45,8 @@ typedef enum {
     ASSAY_ROUND_STATISTICS = 512,  /* layernorm_bwd: mean and rstd, as the forward kept them */
     ASSAY_ROUND_RESIDUAL =
         1024, /* add_rmsnorm_fwd: the sum, before the norm reads it; rmsnorm_bwd_add: dx, before it is added */
-    ASSAY_ROUND_NORM = 2048 /* qkv_norm_rope_fwd: the norm, before it is rotated */
+    ASSAY_ROUND_NORM =
+        2048 /* qkv_norm_rope_fwd: the norm, before it is rotated; _bwd: what turned back, before the norm reads it */
 } assay_rounding;
 
 typedef struct assay_arith {

@@ -69,7 +69,7 @@ typedef struct assay_op_attr {
 } assay_op_attr;
 
 enum {
-    ASSAY_OP_SLOTS = 16,
+    ASSAY_OP_SLOTS = 20,
     ASSAY_OP_ATTRS = 20,
     ASSAY_OP_SYMBOLS = 20,
     ASSAY_OP_DIMS = 8,

@@ -72,6 +72,20 @@ typedef struct norm_once_row {
     float rstd;
 } norm_once_row;
 
+/* Eight columns of a row, d of dy and v of x: their part of mean_h(g xh), and the terms of dgamma. */
+__device__ static __forceinline__ float norm_once_terms(float sum, float (&dgamma)[GPU_EIGHT],
+                                                        const float (&d)[GPU_EIGHT],
+                                                        const float (&v)[GPU_EIGHT],
+                                                        const float (&g)[GPU_EIGHT], float rstd)
+{
+    for (int j = 0; j < GPU_EIGHT; ++j) {
+        const float xh = v[j] * rstd;
+        sum = fmaf(d[j] * g[j], xh, sum);
+        dgamma[j] = fmaf(d[j], xh, dgamma[j]);
+    }
+    return sum;
+}
+
 /* The rows' gradients dy and normalized inputs: the row's part of mean_h(g xh), and the terms of dgamma.  What is read stays in d, x. */
 template <class T, int LANES, int EIGHTS>
 __device__ static __forceinline__ float norm_once_read(norm_eight<T> (&kept_d)[EIGHTS],
@@ -87,11 +101,7 @@ __device__ static __forceinline__ float norm_once_read(norm_eight<T> (&kept_d)[E
         gpu_load_n(g, gamma + i);
         kept_d[k].round(d);
         kept_x[k].round(v);
-        for (int j = 0; j < GPU_EIGHT; ++j) {
-            const float xh = v[j] * row.rstd;
-            sum = fmaf(d[j] * g[j], xh, sum);
-            dgamma[k][j] = fmaf(d[j], xh, dgamma[k][j]);
-        }
+        sum = norm_once_terms(sum, dgamma[k], d, v, g, row.rstd);
     }
     return sum;
 }
@@ -124,13 +134,12 @@ norm_once_write(T *dx, T *y, const T *dresidual, const norm_eight<T> (&kept_d)[E
     }
 }
 
-/* Row groups of a block to its row of partial: column c of the block is eight k's of a lane. */
+/* Row groups of a block to its row of partial, out: column c of the block is eight k's of a lane. */
 template <int LANES, int EIGHTS>
-__device__ static __forceinline__ void norm_once_join(float *partial,
-                                                      const float (&dgamma)[EIGHTS][GPU_EIGHT], int h)
+__device__ static __forceinline__ void norm_once_join(float *out, const float (&dgamma)[EIGHTS][GPU_EIGHT],
+                                                      int h)
 {
     constexpr int rows = GPU_BLOCK / LANES, columns = LANES * GPU_EIGHT;
-    float *out = partial + (int64_t)blockIdx.x * h;
     if constexpr (rows == 1) {
         NORM_EACH_PIECE(k, i, h)
         gpu_store_n(out + i, dgamma[k]);
@@ -175,12 +184,25 @@ __global__ void __launch_bounds__(GPU_BLOCK)
             norm_once_write<T, LANES, EIGHTS, ADDS>(dx, y, dresidual, kept_d, kept_x, gamma, row, mean, h);
     }
     if (partial)
-        norm_once_join<LANES>(partial, dgamma, h);
+        norm_once_join<LANES>(partial + (int64_t)blockIdx.x * h, dgamma, h);
 }
 
-/* dgamma += the tree over the blocks' sums.  32 columns a block; thread row r takes blocks r, r + 8, ... */
-__global__ static void rmsnorm_bwd_once_gamma(float *dgamma, const float *partial, int blocks, int h)
+/* The blocks' sums of one gamma, and its gradient so far; dgamma NULL: it is frozen. */
+typedef struct norm_once_sums {
+    float *dgamma;
+    const float *partial;
+    int blocks;
+} norm_once_sums;
+
+/* dgamma += the tree over the blocks' sums, of one gamma or, by the grid's second dimension, of two.  32 columns a block; thread row r
+ * takes blocks r, r + 8, ... */
+__global__ static void rmsnorm_bwd_once_gamma(norm_once_sums first, norm_once_sums second, int h)
 {
+    const norm_once_sums of = blockIdx.y ? second : first;
+    const float *partial = of.partial;
+    const int blocks = of.blocks;
+    if (of.dgamma == nullptr)
+        return;
     constexpr int each = NORM_ONCE_BLOCKS / NORM_ONCE_JOINS;
     GPU_SHARED_2D(float, chain, NORM_ONCE_JOINS, GPU_WARP);
     const int column = (int)(blockIdx.x * GPU_WARP + threadIdx.x);
@@ -205,10 +227,18 @@ __global__ static void rmsnorm_bwd_once_gamma(float *dgamma, const float *partia
     for (int apart = 1; apart < NORM_ONCE_JOINS; apart *= 2)
         for (int i = 0; i < NORM_ONCE_JOINS; i += 2 * apart)
             sums[i] += sums[i + apart];
-    dgamma[column] = sums[0] + dgamma[column];
+    of.dgamma[column] = sums[0] + of.dgamma[column];
 }
 
 /* --- launches ----------------------------------------------------------------------------------------------- */
+static inline cudaError_t norm_once_gammas(norm_once_sums first, norm_once_sums second, int64_t h,
+                                           cudaStream_t stream)
+{
+    const dim3 columns = gpu_grid(h, GPU_WARP), grid(columns.x, second.dgamma ? 2 : 1);
+    return GPU_LAUNCH(rmsnorm_bwd_once_gamma, grid, dim3(GPU_WARP, NORM_ONCE_JOINS), 0, stream, first, second,
+                      (int)h);
+}
+
 /* y, dresidual: absent without ADDS */
 template <class T, int LANES, int EIGHTS, bool ADDS>
 static cudaError_t norm_once_rows(const norm_bwd_args *a, float *partial, cudaStream_t stream)
@@ -248,8 +278,8 @@ static cudaError_t launch_bwd_once(const norm_bwd_args *a, float *workspace, cud
     const cudaError_t e = norm_once_by_width<T, ADDS>(a, partial, stream);
     if (e != cudaSuccess || partial == nullptr)
         return e;
-    return GPU_LAUNCH(rmsnorm_bwd_once_gamma, gpu_grid(a->h, GPU_WARP), dim3(GPU_WARP, NORM_ONCE_JOINS), 0,
-                      stream, (float *)a->dgamma.data, partial, norm_once_blocks(a->t, a->h), (int)a->h);
+    const norm_once_sums sums = {(float *)a->dgamma.data, partial, norm_once_blocks(a->t, a->h)};
+    return norm_once_gammas(sums, norm_once_sums{}, a->h, stream);
 }
 
 /* --- the ladder --------------------------------------------------------------------------------------------- */

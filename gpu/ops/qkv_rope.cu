@@ -9,8 +9,7 @@
  * of the highest rungs of qkv_split_fwd, rmsnorm_fwd and rope_fwd (tests/gpu/test_qkv_rope.c).  With a norm a lane takes its pairs behind
  * the sum, and finds them in the cache. */
 #include "gpu/ops/norm.cuh"
-#include "gpu/ops/rope.cuh"
-#include "gpu/vector.cuh"
+#include "gpu/ops/qkv_rope.cuh"
 
 /* Everything of a call; raw and norm may be NULL, gamma and rstd are where there is no norm. */
 template <class T> struct qkv_heads {
@@ -33,11 +32,6 @@ template <class T> struct qkv_head {
     const float *cos, *sin;
     bool turns;
 };
-
-template <class T> __device__ static __forceinline__ T *qkv_row(T *p, int64_t row, int64_t d)
-{
-    return p ? p + row * d : nullptr;
-}
 
 /* row < 2^31: (token groups + group) in_group + head */
 template <class T>
@@ -71,15 +65,6 @@ __device__ static __forceinline__ qkv_head<T> qkv_head_of(const qkv_heads<T> &a,
 }
 
 /* --- k0 ----------------------------------------------------------------------------------------------------- */
-__device__ static __forceinline__ float qkv_as_stored(float v, const float *)
-{
-    return v;
-}
-__device__ static __forceinline__ float qkv_as_stored(float v, const bf16 *)
-{
-    return __bfloat162float(__float2bfloat16_rn(v));
-}
-
 /* Element i of a head before it turns. */
 template <class T, bool NORM>
 __device__ static __forceinline__ float qkv_element(const qkv_head<T> &h, int64_t i, float r)
@@ -263,92 +248,25 @@ template <class T> static cudaError_t launch(const gpu_work *w, bool norm)
                                  w->stream, a);
 }
 
-/* Outputs are memory of their own: a head is read behind the stores of others. */
-static assay_status check_apart(const gpu_operands *o)
-{
-    for (int i = 0; i < assay_op_n_slots(o->op); ++i) {
-        const assay_op_slot *row = &o->op->slots[i];
-        for (int k = 0; k < i && row->role == ASSAY_SLOT_OUT && gpu_tensor_bytes(o->slot[i]) > 0; ++k)
-            ASSAY_CHECK(gpu_tensor_bytes(o->slot[k]) == 0 || o->slot[k].data != o->slot[i].data,
-                        ASSAY_INVALID_ARGUMENT, "%s: %s: expected memory of its own, found that of %s",
-                        o->op->name, row->name, o->op->slots[k].name);
-    }
-    return ASSAY_OK;
-}
-
-/* q_*, k_*, v: [T,heads,D]; those that may be absent are checked where they are there. */
-static assay_status check_heads(const gpu_operands *o, int64_t tokens, int64_t heads, int64_t groups,
-                                int64_t d)
-{
-    static const char *const names[] = {"q", "q_raw", "q_norm", "k", "k_raw", "k_norm", "v"};
-    const assay_dtype act = gpu_operand(o, "qkv").dtype;
-    for (int i = 0; i < 7; ++i) {
-        const assay_op_slot *row = assay_op_slot_find(o->op, names[i], true);
-        const gpu_tensor t = gpu_operand(o, names[i]);
-        if (row == NULL || (row->optional && !gpu_tensor_present(t)))
-            continue;
-        ASSAY_TRY(gpu_check_tensor(o->op->name, names[i], t, act, act));
-        ASSAY_TRY(gpu_check_shape2(o->op->name, names[i], t, tokens * (i < 3 ? heads : groups), d));
-    }
-    return ASSAY_OK;
-}
-
-static assay_status check_norm(const gpu_operands *o, int64_t tokens, int64_t heads, int64_t groups,
-                               int64_t d)
-{
-    static const char *const gamma[] = {"q_gamma", "k_gamma"}, *const rstd[] = {"q_rstd", "k_rstd"};
-    const char *op = o->op->name;
-    const assay_dtype act = gpu_operand(o, "qkv").dtype;
-    const double eps = gpu_operand_double(o, "eps");
-    for (int i = 0; i < 2; ++i) {
-        ASSAY_TRY(gpu_check_tensor(op, gamma[i], gpu_operand(o, gamma[i]), act, act));
-        ASSAY_TRY(gpu_check_count(op, gamma[i], gpu_operand(o, gamma[i]), d));
-        ASSAY_TRY(gpu_check_tensor(op, rstd[i], gpu_operand(o, rstd[i]), ASSAY_F32, ASSAY_F32));
-        ASSAY_TRY(gpu_check_count(op, rstd[i], gpu_operand(o, rstd[i]), tokens * (i == 0 ? heads : groups)));
-    }
-    ASSAY_CHECK(eps >= 0.0, ASSAY_INVALID_ARGUMENT,
-                "%s: eps: expected a number that is not negative, found %g", op, eps);
-    return ASSAY_OK;
-}
-
-static assay_status check_turn(const gpu_operands *o, int64_t tokens, int64_t d)
-{
-    const char *op = o->op->name;
-    const gpu_tensor c = gpu_operand(o, "cos"), s = gpu_operand(o, "sin"),
-                     position = gpu_operand(o, "position");
-    ASSAY_TRY(gpu_check_tensor(op, "cos", c, ASSAY_F32, ASSAY_F32));
-    ASSAY_TRY(gpu_check_tensor(op, "sin", s, ASSAY_F32, ASSAY_F32));
-    ASSAY_TRY(gpu_check_shape2(op, "sin", s, gpu_tensor_row_count(c), gpu_tensor_cols(c)));
-    ASSAY_CHECK(2 * gpu_tensor_cols(c) <= d, ASSAY_INVALID_ARGUMENT,
-                "%s: cos: expected at most %" PRId64 " columns (half the head dimension), found %" PRId64, op,
-                d / 2, gpu_tensor_cols(c));
-    ASSAY_TRY(gpu_check_tensor(op, "position", position, ASSAY_I64, ASSAY_I64));
-    return gpu_check_count(op, "position", position, tokens);
-}
-
 static assay_status qkv_rope(const gpu_work *w, bool norm)
 {
+    static const char *const of_q[] = {"q", "q_raw", "q_norm", NULL}, *const of_k[] = {"k", "k_raw", "k_norm",
+                                                                                       "v", NULL};
     const gpu_operands *o = w->o;
     const char *op = o->op->name;
-    const gpu_tensor qkv = gpu_operand(o, "qkv"), q = gpu_operand(o, "q"), k = gpu_operand(o, "k");
-    ASSAY_TRY(gpu_check_act(op, "qkv", qkv));
-    ASSAY_CHECK(q.ndim == 3 && k.ndim == 3, ASSAY_INVALID_ARGUMENT,
-                "%s: %s: expected 3 dimensions [T,heads,D], found %d", op, q.ndim == 3 ? "k" : "q",
-                q.ndim == 3 ? k.ndim : q.ndim);
-    const int64_t tokens = k.shape[0], groups = k.shape[1], d = k.shape[2], heads = q.shape[1];
-    ASSAY_CHECK(groups >= 1 && heads % groups == 0, ASSAY_INVALID_ARGUMENT,
-                "%s: q: expected a multiple of %" PRId64 " heads, found %" PRId64, op, groups, heads);
-    ASSAY_CHECK(gpu_operand_int(o, "head_dim") == d, ASSAY_INVALID_ARGUMENT,
-                "%s: head_dim: expected %" PRId64 " (columns of k), found %" PRId64, op, d,
-                gpu_operand_int(o, "head_dim"));
-    ASSAY_CHECK(tokens * (heads + 2 * groups) < INT_MAX, ASSAY_INVALID_ARGUMENT,
-                "%s: qkv: expected fewer than 2^31 heads, found %" PRId64, op, tokens * (heads + 2 * groups));
-    ASSAY_TRY(check_heads(o, tokens, heads, groups, d));
-    ASSAY_TRY(gpu_check_count(op, "qkv", qkv, tokens * (heads + 2 * groups) * d));
-    ASSAY_TRY(check_turn(o, tokens, d));
-    if (norm)
-        ASSAY_TRY(check_norm(o, tokens, heads, groups, d));
-    ASSAY_TRY(check_apart(o));
+    const gpu_tensor qkv = gpu_operand(o, "qkv");
+    qkv_sizes s;
+    ASSAY_TRY(qkv_check_sizes(o, "q", "k", "qkv", &s));
+    ASSAY_TRY(qkv_check_heads(o, &s, of_q, s.heads));
+    ASSAY_TRY(qkv_check_heads(o, &s, of_k, s.groups));
+    ASSAY_TRY(qkv_check_turn(o, &s));
+    if (norm) {
+        const double eps = gpu_operand_double(o, "eps");
+        ASSAY_TRY(qkv_check_norm(o, &s));
+        ASSAY_CHECK(eps >= 0.0, ASSAY_INVALID_ARGUMENT,
+                    "%s: eps: expected a number that is not negative, found %g", op, eps);
+    }
+    ASSAY_TRY(qkv_check_apart(o));
     if (gpu_tensor_count(qkv) > 0)
         GPU_LAUNCHED(GPU_BY_ACT(qkv.dtype, launch, w, norm), op);
     return ASSAY_OK;
@@ -365,12 +283,6 @@ static assay_status qkv_norm_rope_fwd(const gpu_work *w)
 }
 
 /* --- the ladder --------------------------------------------------------------------------------------------- */
-static bool pairs_of_eights(const gpu_ctx *, const gpu_operands *o)
-{
-    return gpu_tensor_cols(gpu_operand(o, "cos")) % GPU_EIGHT == 0 &&
-           gpu_eights(o, gpu_operand_int(o, "head_dim"));
-}
-
 static void turns_stored(assay_arith *a, const gpu_ctx *, const gpu_operands *)
 {
     a->rounding = ASSAY_ROUND_NORM;
@@ -386,7 +298,7 @@ static void head_lanes(assay_arith *a, const gpu_ctx *, const gpu_operands *o)
 #define TURNED GPU_ADAPTS("q k", GPU_ELEMENTWISE(0), turns_stored, "what turns is the norm as it is stored")
 GPU_LADDER(qkv_rope_fwd) = {
     GPU_RUNG("one thread a head", qkv_rope_fwd, GPU_DECLARES(COPIED " q k", GPU_ELEMENTWISE(0))),
-    GPU_RUNG_IF("eight pairs a thread, rows along the grid", qkv_rope_fwd, NULL, pairs_of_eights, NULL,
+    GPU_RUNG_IF("eight pairs a thread, rows along the grid", qkv_rope_fwd, NULL, qkv_pairs_of_eights, NULL,
                 GPU_SM_80, GPU_DECLARES(COPIED " q k", GPU_ELEMENTWISE(0))),
     GPU_LADDER_END,
 };
@@ -394,7 +306,7 @@ GPU_LADDER(qkv_norm_rope_fwd) = {
     GPU_RUNG("one thread a head", qkv_norm_rope_fwd, GPU_DECLARES(COPIED, GPU_ELEMENTWISE(0)),
              GPU_DECLARES(NORMED, GPU_SEQUENTIAL(2)), TURNED),
     GPU_RUNG_IF("lanes a head, several heads a warp, eight pairs at a time", qkv_norm_rope_fwd, NULL,
-                pairs_of_eights, NULL, GPU_SM_80, GPU_DECLARES(COPIED, GPU_ELEMENTWISE(0)),
+                qkv_pairs_of_eights, NULL, GPU_SM_80, GPU_DECLARES(COPIED, GPU_ELEMENTWISE(0)),
                 GPU_ADAPTS(NORMED, GPU_TREE(32, 2), head_lanes, "4 lanes up to D = 32, 8 up to 128"), TURNED),
     GPU_LADDER_END,
 };

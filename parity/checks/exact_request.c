@@ -123,6 +123,13 @@ static double quarter_cos(const parity_ask *q, int64_t i)
     return i % 3 == 0 ? 1.0 : 0.0;
 }
 
+static double one_half(const parity_ask *q, int64_t i)
+{
+    (void)q;
+    (void)i;
+    return 0.5;
+}
+
 static double quarter_sin(const parity_ask *q, int64_t i)
 {
     return 1.0 - quarter_cos(q, i);
@@ -164,6 +171,36 @@ static void add_qkv_rope(parity_ask *q, int64_t t, int64_t heads, int64_t groups
         split_attrs(q, heads, groups, d);
         if (norm)
             parity_ask_real_attr(q, "eps", 3.0);
+        parity_ask_finish(q);
+    }
+}
+
+/* The way back: rstd is 1/2, the mean goes over a power of two. */
+static void add_qkv_rope_back(parity_ask *q, int64_t t, int64_t heads, int64_t groups, int64_t d,
+                              int64_t rotary)
+{
+    static const char *const gradient[] = {"dq", "dk", "dv"}, *const raw[] = {"q_raw", "k_raw"},
+                             *const gamma[] = {"q_gamma", "k_gamma"}, *const rstd[] = {"q_rstd", "k_rstd"},
+                             *const dgamma[] = {"q_dgamma_in", "k_dgamma_in"};
+    const int64_t positions = 11, of[] = {heads, groups, groups};
+    int64_t position[32];
+    for (int64_t i = 0; i < t; i++)
+        position[i] = (i * 7 + 3) % positions;
+    for (int norm = 0; norm < 2; norm++) {
+        parity_ask_begin(q, norm ? "qkv_norm_rope_bwd" : "qkv_rope_bwd");
+        for (int k = 0; k < 3; k++)
+            parity_ask_real(q, gradient[k], q->act, 3, (int64_t[]){t, of[k], d},
+                            norm ? parity_lattice : parity_unique);
+        for (int k = 0; k < 2 && norm; k++) {
+            parity_ask_real(q, raw[k], q->act, 3, (int64_t[]){t, of[k], d}, parity_lattice);
+            parity_ask_real(q, gamma[k], q->act, 1, &d, parity_lattice);
+            parity_ask_2d(q, rstd[k], ASSAY_F32, t, of[k], one_half);
+            parity_ask_real(q, dgamma[k], ASSAY_F32, 1, &d, parity_lattice);
+        }
+        parity_ask_2d(q, "cos", ASSAY_F32, positions, rotary / 2, quarter_cos);
+        parity_ask_2d(q, "sin", ASSAY_F32, positions, rotary / 2, quarter_sin);
+        parity_ask_i64(q, "position", t, position);
+        split_attrs(q, heads, groups, d);
         parity_ask_finish(q);
     }
 }
@@ -413,6 +450,10 @@ static void add_moves(parity_ask *q)
     add_qkv_rope(q, 3, 4, 2, 40, 16);
     add_qkv_rope(q, 7, 2, 2, 6, 4);
     add_qkv_rope(q, 0, 2, 1, 16, 16);
+    add_qkv_rope_back(q, 5, 3, 1, 16, 16);
+    add_qkv_rope_back(q, 3, 4, 2, 64, 16);
+    add_qkv_rope_back(q, 7, 2, 2, 8, 4);
+    add_qkv_rope_back(q, 0, 2, 1, 16, 16);
     add_rows(q, 7, 2, 5);
     add_rows(q, 1, 1, 1);
     add_rows(q, 0, 2, 3);

@@ -36,7 +36,7 @@ typedef struct parity_ask_slot {
     bool hidden;       /* an input of the reference's derivation alone; it has a shape */
 } parity_ask_slot;
 
-enum { ASK_MAX_SLOTS = 12, ASK_MAX_SIZES = 40 };
+enum { ASK_MAX_SLOTS = 16, ASK_MAX_SIZES = 40 };
 
 /* A size row: symbols of the operation's row (core/model/ops.c) and of the shapes here; then after a bar the attributes: "T=3 K=5 | eps=1e-5 topk=K score_function=softmax".  The value of an
  * attribute is a symbol, an integer, a number with a point or exponent, true, false or a word.

@@ -84,18 +84,36 @@
         "T=5 A=3 D=8 P=11 h=4", "T=7 A=1 D=40 P=9 h=8", "T=0 A=2 D=4 P=3 h=2", "T=3 A=2 D=80 P=64 h=40"      \
     }
 /* Heads of every number of lanes, rotated whole and in part; pairs that are no multiple of eight. */
-#define QKV_ROPE_SIZES(more)                                                                                 \
+#define QKV_ROPE_SIZES(symbols, more)                                                                        \
     {                                                                                                        \
-        "T=5 A=4 G=2 D=3 P=11 h=1 | " SPLIT more, "T=7 A=3 G=1 D=16 P=9 h=8 | " SPLIT more,                  \
-            "T=9 A=6 G=3 D=40 P=9 h=8 | " SPLIT more, "T=5 A=6 G=3 D=40 P=9 h=20 | " SPLIT more,             \
-            "T=17 A=4 G=2 D=64 P=33 h=32 | " SPLIT more, "T=6 A=2 G=2 D=96 P=7 h=48 | " SPLIT more,          \
-            "T=5 A=5 G=1 D=128 P=20 h=64 | " SPLIT more, "T=3 A=2 G=1 D=256 P=64 h=64 | " SPLIT more,        \
-            "T=3 A=2 G=1 D=264 P=5 h=128 | " SPLIT more, "T=0 A=2 G=1 D=16 P=3 h=8 | " SPLIT more            \
+        "T=7 A=3 G=1 D=16 P=9 h=8" symbols " | " SPLIT more,                                                 \
+            "T=5 A=4 G=2 D=3 P=11 h=1" symbols " | " SPLIT more,                                             \
+            "T=9 A=6 G=3 D=40 P=9 h=8" symbols " | " SPLIT more,                                             \
+            "T=5 A=6 G=3 D=40 P=9 h=20" symbols " | " SPLIT more,                                            \
+            "T=17 A=4 G=2 D=64 P=33 h=32" symbols " | " SPLIT more,                                          \
+            "T=6 A=2 G=2 D=96 P=7 h=48" symbols " | " SPLIT more,                                            \
+            "T=5 A=5 G=1 D=128 P=20 h=64" symbols " | " SPLIT more,                                          \
+            "T=3 A=2 G=1 D=256 P=64 h=64" symbols " | " SPLIT more,                                          \
+            "T=3 A=2 G=1 D=264 P=5 h=128" symbols " | " SPLIT more,                                          \
+            "T=0 A=2 G=1 D=16 P=3 h=8" symbols " | " SPLIT more                                              \
+    }
+/* Sums over more rows than a block of the kernel has, and than all its blocks have; frozen gammas. */
+#define QKV_NORM_ROWS                                                                                        \
+    {                                                                                                        \
+        "T=70 A=6 G=2 D=16 P=9 h=8 trained=1 | " SPLIT, "T=41 A=4 G=4 D=32 P=9 h=8 trained=0 | " SPLIT,      \
+            "T=19 A=8 G=2 D=136 P=9 h=64 trained=1 | " SPLIT, "T=700 A=6 G=1 D=8 P=9 h=0 trained=1 | " SPLIT \
     }
 #define TURN_SLOTS                                                                                           \
     {SLOT("cos", TURN_COS)}, {SLOT("sin", TURN_SIN)},                                                        \
     {                                                                                                        \
         SLOT("position", BELOW), .of = "P"                                                                   \
+    }
+#define QKV_NORM_BWD_SLOTS                                                                                   \
+    {.name = "q_raw"}, {.name = "k_raw"}, {.name = "q_gamma"}, {.name = "k_gamma"},                          \
+        {SLOT("q_rstd", POSITIVE)}, {SLOT("k_rstd", POSITIVE)}, {.name = "dq"}, {.name = "dk"},              \
+        {.name = "dv"}, TURN_SLOTS, {.name = "q_dgamma_in", .when = "trained"},                              \
+    {                                                                                                        \
+        .name = "k_dgamma_in", .when = "trained"                                                             \
     }
 /* Rows of one block of four columns and others; one mask after 2^20 steps. */
 #define DROPOUT_SIZES                                                                                        \
@@ -323,10 +341,13 @@ const parity_ask_row parity_ask_table[] = {
      ATTENTION_SIZES},
     {"qkv_split_fwd", .sizes = SPLIT_SIZES},
     {"qkv_split_bwd", .sizes = SPLIT_SIZES},
-    {"qkv_rope_fwd", {{.name = "qkv"}, TURN_SLOTS}, QKV_ROPE_SIZES("")},
+    {"qkv_rope_fwd", {{.name = "qkv"}, TURN_SLOTS}, QKV_ROPE_SIZES("", "")},
     {"qkv_norm_rope_fwd",
      {{.name = "q_gamma"}, {.name = "k_gamma"}, {.name = "qkv"}, TURN_SLOTS},
-     QKV_ROPE_SIZES(" eps=1e-5")},
+     QKV_ROPE_SIZES("", " eps=1e-5")},
+    {"qkv_rope_bwd", {{.name = "dq"}, {.name = "dk"}, {.name = "dv"}, TURN_SLOTS}, QKV_ROPE_SIZES("", "")},
+    {"qkv_norm_rope_bwd", {QKV_NORM_BWD_SLOTS}, QKV_ROPE_SIZES(" trained=1", "")},
+    {"qkv_norm_rope_bwd", {QKV_NORM_BWD_SLOTS}, QKV_NORM_ROWS},
     {"attention_merge",
      {{SLOT("o_a", F32)}, {.name = "lse_a", .scale = 4}, {.name = "o_b"}, {.name = "lse_b", .scale = 4}},
      {"T=5 A=3 D=8 | " MERGE, "T=1 A=1 D=1 | " MERGE " dtype=F32", "T=9 A=2 D=40 | " MERGE " dtype=F32",

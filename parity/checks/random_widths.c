@@ -34,6 +34,7 @@ const parity_ask_widths_row parity_ask_widths_table[] = {
     {"rmsnorm_sumsq", {"T=16 H=16384 | columns=H"}},
     {"rmsnorm_bwd_dot", {"T=16 H=16384"}},
     {"rope_fwd", {"T=16 A=128 D=128 P=64 h=64"}},
+    {"qkv_norm_rope_bwd", {"T=512 A=8 G=1 D=128 P=64 h=64 trained=1 | heads=A groups=G head_dim=D"}},
     {"attention_fwd", ATTENTION_WIDTHS},
     {"attention_bwd", ATTENTION_WIDTHS},
     {"swiglu_fwd", {"T=16 F=53248 probs=0"}},

@@ -301,6 +301,8 @@ unsigned suspect_roundings(const char *op)
                 {"add_rmsnorm_fwd", ASSAY_ROUND_BEFORE_GAMMA | ASSAY_ROUND_RESIDUAL},
                 {"qkv_rope_fwd", ASSAY_ROUND_PRODUCTS},
                 {"qkv_norm_rope_fwd", ASSAY_ROUND_BEFORE_GAMMA | ASSAY_ROUND_PRODUCTS | ASSAY_ROUND_NORM},
+                {"qkv_rope_bwd", ASSAY_ROUND_PRODUCTS},
+                {"qkv_norm_rope_bwd", ASSAY_ROUND_PRODUCTS | ASSAY_ROUND_NORM},
                 {"rmsnorm_bwd_add", ASSAY_ROUND_RESIDUAL},
                 {"swiglu_fwd", ASSAY_ROUND_BEFORE_UP},
                 {"swiglu_bwd", ASSAY_ROUND_BEFORE_UP},

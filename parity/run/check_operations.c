@@ -72,7 +72,8 @@ static void note_rounding(check_state *c)
         {ASSAY_ROUND_STATISTICS, "statistics",
          "LayerNorm keeps mean and 1/deviation rounded for its backward"},
         {ASSAY_ROUND_RESIDUAL, "residual", "the norm reads the residual as it is stored"},
-        {ASSAY_ROUND_NORM, "norm", "rope reads the norm of q and k as it is stored"},
+        {ASSAY_ROUND_NORM, "norm",
+         "rope reads the norm of q and k as it is stored, and the norm what turned back"},
     };
     for (size_t k = 0; k < sizeof points / sizeof *points; k++) {
         int64_t n = 0;

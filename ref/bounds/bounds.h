@@ -79,6 +79,10 @@ assay_status ref_bound_rmsnorm_fwd_of(ref_pair y, ref_pair rstd, const double *a
 assay_status ref_bound_rmsnorm_bwd(ref_pair dx, ref_pair dgamma, const double *dy, const double *x,
                                    const double *gamma, const double *rstd, const double *old, int64_t t,
                                    int64_t h, const ref_declared *d);
+/* The same of a gradient dy with its bound; dyb NULL: it is exact. */
+assay_status ref_bound_rmsnorm_bwd_of(ref_pair dx, ref_pair dgamma, const double *dy, const double *dyb,
+                                      const double *x, const double *gamma, const double *rstd,
+                                      const double *old, int64_t t, int64_t h, const ref_declared *d);
 /* y = dresidual + dx, of dx with its bound, stored first where that is declared */
 void ref_bound_rmsnorm_bwd_add(ref_pair y, const double *dresidual, ref_pair dx, int64_t n,
                                const ref_declared *d);

@@ -63,12 +63,23 @@ assay_status ref_bound_rmsnorm_fwd_of(ref_pair y, ref_pair rstd, const double *a
     return ASSAY_OK;
 }
 
+/* One number of a gradient dy, which has bounds or (dyb NULL) is exact. */
+static inline ref_iv given(const double *dy, const double *dyb, int64_t i)
+{
+    return (ref_iv){dy[i], dyb ? dyb[i] : 0.0};
+}
+
+static inline const double *from(const double *p, int64_t at)
+{
+    return p ? p + at : NULL;
+}
+
 /* g xh of every column: terms [2 H], values and bounds */
-static void dot_terms(double *terms, const double *dy, const double *x, const double *gamma, double rstd,
-                      int64_t h, const ref_num *n)
+static void dot_terms(double *terms, const double *dy, const double *dyb, const double *x,
+                      const double *gamma, double rstd, int64_t h, const ref_num *n)
 {
     for (int64_t j = 0; j < h; j++) {
-        const ref_iv g = iv_mul(n, iv_exact(dy[j]), iv_exact(gamma[j]));
+        const ref_iv g = iv_mul(n, given(dy, dyb, j), iv_exact(gamma[j]));
         const ref_iv z = iv_mul(n, g, iv_mul(n, iv_exact(x[j]), iv_exact(rstd)));
         terms[j] = z.v;
         terms[h + j] = z.b;
@@ -76,11 +87,11 @@ static void dot_terms(double *terms, const double *dy, const double *x, const do
 }
 
 /* dx of a row from the mean of g xh */
-static void dx_row(ref_pair dx, int64_t i, const double *dy, const double *x, const double *gamma,
-                   double rstd, ref_iv mean, int64_t h, const ref_num *n)
+static void dx_row(ref_pair dx, int64_t i, const double *dy, const double *dyb, const double *x,
+                   const double *gamma, double rstd, ref_iv mean, int64_t h, const ref_num *n)
 {
     for (int64_t j = 0; j < h; j++) {
-        const ref_iv g = iv_mul(n, iv_exact(dy[j]), iv_exact(gamma[j]));
+        const ref_iv g = iv_mul(n, given(dy, dyb, j), iv_exact(gamma[j]));
         const ref_iv xh = iv_mul(n, iv_exact(x[j]), iv_exact(rstd));
         const ref_iv z = iv_mul(n, iv_exact(rstd), iv_sub(n, g, iv_mul(n, xh, mean)));
         ref_pair_set(dx, i * h + j, z, n);
@@ -88,21 +99,22 @@ static void dx_row(ref_pair dx, int64_t i, const double *dy, const double *x, co
 }
 
 /* terms: scratch [2 H] */
-static void bwd_row(ref_pair dx, int64_t i, double *terms, const double *dy, const double *x,
-                    const double *gamma, double rstd, int64_t h, const ref_order *order, const ref_num *n)
+static void bwd_row(ref_pair dx, int64_t i, double *terms, const double *dy, const double *dyb,
+                    const double *x, const double *gamma, double rstd, int64_t h, const ref_order *order,
+                    const ref_num *n)
 {
-    dot_terms(terms, dy, x, gamma, rstd, h, n);
+    dot_terms(terms, dy, dyb, x, gamma, rstd, h, n);
     const ref_iv mean = iv_mul(n, ref_sum_terms(terms, terms + h, h, order), iv_constant(n, 1.0 / (double)h));
-    dx_row(dx, i, dy, x, gamma, rstd, mean, h, n);
+    dx_row(dx, i, dy, dyb, x, gamma, rstd, mean, h, n);
 }
 
-static void bwd_gamma(ref_pair dgamma, int64_t j, double *terms, const double *dy, const double *x,
-                      const double *rstd, const double *old, int64_t t, int64_t h, const ref_order *order,
-                      const ref_num *n)
+static void bwd_gamma(ref_pair dgamma, int64_t j, double *terms, const double *dy, const double *dyb,
+                      const double *x, const double *rstd, const double *old, int64_t t, int64_t h,
+                      const ref_order *order, const ref_num *n)
 {
     for (int64_t i = 0; i < t; i++) {
         const ref_iv xh = iv_mul(n, iv_exact(x[i * h + j]), iv_exact(rstd[i]));
-        const ref_iv z = iv_mul(n, iv_exact(dy[i * h + j]), xh);
+        const ref_iv z = iv_mul(n, given(dy, dyb, i * h + j), xh);
         terms[i] = z.v;
         terms[t + i] = z.b;
     }
@@ -115,9 +127,9 @@ static void bwd_gamma(ref_pair dgamma, int64_t j, double *terms, const double *d
     dgamma.b[j] = z.b;
 }
 
-assay_status ref_bound_rmsnorm_bwd(ref_pair dx, ref_pair dgamma, const double *dy, const double *x,
-                                   const double *gamma, const double *rstd, const double *old, int64_t t,
-                                   int64_t h, const ref_declared *d)
+assay_status ref_bound_rmsnorm_bwd_of(ref_pair dx, ref_pair dgamma, const double *dy, const double *dyb,
+                                      const double *x, const double *gamma, const double *rstd,
+                                      const double *old, int64_t t, int64_t h, const ref_declared *d)
 {
     bool failed = false;
 #pragma omp parallel if (ref_vec_parallel(t * h * 4)) reduction(|| : failed)
@@ -127,15 +139,23 @@ assay_status ref_bound_rmsnorm_bwd(ref_pair dx, ref_pair dgamma, const double *d
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < t; i++)
             if (terms)
-                bwd_row(dx, i, terms, dy + i * h, x + i * h, gamma, rstd[i], h, &d->order, &d->num);
+                bwd_row(dx, i, terms, dy + i * h, from(dyb, i * h), x + i * h, gamma, rstd[i], h, &d->order,
+                        &d->num);
 #pragma omp for schedule(static)
         for (int64_t j = 0; j < (dgamma.y ? h : 0); j++)
             if (terms)
-                bwd_gamma(dgamma, j, terms, dy, x, rstd, old, t, h, &d->order, &d->num);
+                bwd_gamma(dgamma, j, terms, dy, dyb, x, rstd, old, t, h, &d->order, &d->num);
         free(terms);
     }
     ASSAY_CHECK(!failed, ASSAY_OUT_OF_MEMORY, "rmsnorm_bwd: %lld rows of %lld", (long long)t, (long long)h);
     return ASSAY_OK;
+}
+
+assay_status ref_bound_rmsnorm_bwd(ref_pair dx, ref_pair dgamma, const double *dy, const double *x,
+                                   const double *gamma, const double *rstd, const double *old, int64_t t,
+                                   int64_t h, const ref_declared *d)
+{
+    return ref_bound_rmsnorm_bwd_of(dx, dgamma, dy, NULL, x, gamma, rstd, old, t, h, d);
 }
 
 void ref_bound_rmsnorm_bwd_add(ref_pair y, const double *dresidual, ref_pair dx, int64_t n,
@@ -180,7 +200,7 @@ assay_status ref_bound_rmsnorm_bwd_dot(ref_pair y, const double *dy, const doubl
     double *terms = malloc((size_t)(2 * h + 1) * sizeof *terms);
     ASSAY_CHECK(terms, ASSAY_OUT_OF_MEMORY, "rmsnorm_bwd_dot: rows of %lld", (long long)h);
     for (int64_t i = 0; i < t; i++) {
-        dot_terms(terms, dy + i * h, x + i * h, gamma, rstd[i], h, &d->num);
+        dot_terms(terms, dy + i * h, NULL, x + i * h, gamma, rstd[i], h, &d->num);
         const ref_iv sum = ref_sum_terms(terms, terms + h, h, &d->order);
         y.y[i] = sum.v;
         y.b[i] = sum.b;
@@ -199,10 +219,10 @@ assay_status ref_bound_rmsnorm_bwd_apply(ref_pair dx, ref_pair dgamma, const dou
     ASSAY_CHECK(terms, ASSAY_OUT_OF_MEMORY, "rmsnorm_bwd_apply: %lld rows", (long long)t);
     for (int64_t i = 0; i < t; i++) {
         const ref_iv mean = iv_mul(n, iv_exact(dot[i]), iv_constant(n, 1.0 / (double)width));
-        dx_row(dx, i, dy + i * h, x + i * h, gamma, rstd[i], mean, h, n);
+        dx_row(dx, i, dy + i * h, NULL, x + i * h, gamma, rstd[i], mean, h, n);
     }
     for (int64_t j = 0; j < (dgamma.y ? h : 0); j++)
-        bwd_gamma(dgamma, j, terms, dy, x, rstd, old, t, h, &d->order, n);
+        bwd_gamma(dgamma, j, terms, dy, NULL, x, rstd, old, t, h, &d->order, n);
     free(terms);
     return ASSAY_OK;
 }

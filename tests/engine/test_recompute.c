@@ -86,6 +86,64 @@ Test(engine_recompute, same_bits_with_microbatches_in_flight)
     same_bits("pp3,dp2,zero1", 6, "fp32");
 }
 
+/* --- a layer's last residual and the norm behind it, in one launch -------------------------------------------- */
+/* In the trace of a pass: of each layer's forward (again: the second) whether `mlp.residual` ran together with the norm behind it. */
+static void last_residuals(const char *dir, bool again, bool together[LAYERS])
+{
+    assay_trace *t;
+    cr_assert_eq(assay_trace_open(&t, dir, true), ASSAY_OK, "%s", assay_error_message());
+    for (int64_t i = 0; i < assay_trace_n_ops(t, 0); i++) {
+        const assay_trace_op *op = assay_trace_op_at(t, 0, i);
+        int layer = 0, end = 0;
+        if (op->recompute == again && strcmp(op->op, "add") == 0 &&
+            sscanf(op->instance, "decoder.layers.%d.mlp.residual%n", &layer, &end) == 1 && end > 0 &&
+            op->instance[end] == '\0')
+            together[layer] = op->fused[0] != '\0';
+    }
+    assay_trace_close(t);
+}
+
+/* Together inside a group of layers that run again and behind layers that do not, apart at the ends of a group: what is behind its output
+ * is given back with it.  Groups of one size are next to each other here, so that their sizes do not tell them apart. */
+Test(engine_recompute, no_launch_crosses_the_end_of_a_group)
+{
+    static const struct {
+        const char *way;
+        bool first[LAYERS], again[LAYERS];
+    } rows[] = {
+        {"", {true, true, true}, {false}},
+        {"--recompute-granularity full", {false, false, false}, {false}},
+        {"--recompute-granularity full --recompute-method uniform --recompute-num-layers 2",
+         {true, false, false},
+         {false}},
+        {"--recompute-granularity full --recompute-method uniform --recompute-num-layers 3",
+         {true, true, false},
+         {true, false, false}},
+        {"--recompute-granularity full --recompute-method block --recompute-num-layers 1",
+         {false, true, true},
+         {false}},
+        {"--recompute-granularity full --recompute-method block --recompute-num-layers 2",
+         {false, false, true},
+         {false}},
+        {"--recompute-granularity selective", {true, true, true}, {false}},
+        {"--recompute-granularity selective --recompute-modules layernorm", {false, false, true}, {false}},
+    };
+    const char *model = write_inputs();
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        bool first[LAYERS] = {false}, again[LAYERS] = {false};
+        char dir[ENGINE_PATH];
+        snprintf(dir, sizeof dir, "%s/trace%zu", engine_folder, i);
+        ENGINE_RUN(1, "step --model %s --batch %s --out %s --trace %s %s " MOE, model, engine_file("grads"),
+                   engine_file("out"), dir, rows[i].way);
+        last_residuals(dir, false, first);
+        last_residuals(dir, true, again);
+        for (int l = 0; l < LAYERS; l++)
+            cr_expect(first[l] == rows[i].first[l] && again[l] == rows[i].again[l],
+                      "%s: layer %d: %d in the first run, %d in the second", rows[i].way, l, first[l],
+                      again[l]);
+    }
+}
+
 Test(engine_recompute, words_that_contradict_are_refused)
 {
     static const struct {

@@ -1,35 +1,14 @@
 /* Split, norm and rope in one launch: the bits of the operations by themselves, heads of every number of lanes, outputs that nobody wants,
  * what is refused. */
-#include "tests/support/gpu_judge.h"
+#include "tests/support/gpu_heads.h"
 
 TestSuite(gpu_qkv_rope, .timeout = 240);
-
-enum { POSITIONS = 13 };
 
 /* tokens, query heads, groups, head dimension, R/2 */
 static const op_sizes sizes[] = {{{0, 2, 1, 16, 8}},  {{1, 1, 1, 1, 0}},    {{5, 4, 2, 3, 1}},
                                  {{7, 3, 1, 16, 8}},  {{5, 6, 3, 40, 8}},   {{4, 6, 3, 40, 20}},
                                  {{3, 2, 2, 96, 48}}, {{9, 4, 2, 64, 32}},  {{3, 5, 1, 128, 0}},
                                  {{2, 2, 1, 264, 8}}, {{3, 2, 1, 256, 128}}};
-
-static void angles(op_call *c, const int64_t *d)
-{
-    double *cosine = put(c, "cos", ASSAY_F32, -1, 1, 2, (int64_t)POSITIONS, d[4]);
-    const double *kept = cosine;
-    double *sine = malloc((size_t)(POSITIONS * d[4]) * sizeof *sine + 8);
-    for (int64_t i = 0; i < POSITIONS * d[4]; i++)
-        sine[i] = (i % 2 ? -1.0 : 1.0) * sqrt(1.0 - kept[i] * kept[i]);
-    put_values(c, "sin", ASSAY_F32, sine, POSITIONS, d[4]);
-    free(sine);
-    put(c, "position", ASSAY_I64, 0, POSITIONS, 1, d[0]);
-}
-
-static void split_attrs(op_call *c, const int64_t *d)
-{
-    attr_i(c, "heads", d[1]);
-    attr_i(c, "groups", d[2]);
-    attr_i(c, "head_dim", d[3]);
-}
 
 static void turned(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
 {
@@ -56,30 +35,6 @@ Test(gpu_qkv_rope, with_a_norm_is_within_the_bounds_of_its_parts)
     hold(&(op_law){"qkv_norm_rope_fwd", "qkv_rope", 2, false, normed, OP_SIZES(sizes)});
 }
 
-static const gpu_slot *output(const op_call *c, const char *slot)
-{
-    for (int i = 0; i < c->n_out; i++)
-        if (strcmp(c->out[i].slot, slot) == 0)
-            return &c->out[i];
-    cr_assert_fail("no output %s", slot);
-    return NULL;
-}
-
-static void same_bits(const op_call *a, const char *slot, const op_call *b, const char *other,
-                      const int64_t *d)
-{
-    const gpu_slot *x = output(a, slot), *y = output(b, other);
-    cr_assert_eq(slot_count(x), slot_count(y));
-    cr_expect(memcmp(x->data, y->data, (size_t)(slot_count(x) * assay_dtype_bytes(x->dtype))) == 0,
-              "%s of heads of %lld, %lld pairs, in %s: other bits than the operation by itself", slot,
-              (long long)d[3], (long long)d[4], assay_dtype_name(x->dtype));
-}
-
-static void is_highest(const op_call *c, const char *op)
-{
-    cr_expect_null(gpu_ladder_find(op, c->declared.variant + 1), "%s ran k%d", op, c->declared.variant);
-}
-
 /* An operation by itself on what another one, or the whole, was given or made. */
 static void begin(op_call *c, gpu_ctx *ctx, const op_call *from, const char *slot, const char *from_slot)
 {
@@ -87,23 +42,11 @@ static void begin(op_call *c, gpu_ctx *ctx, const op_call *from, const char *slo
     feed(c, slot, from, from_slot);
 }
 
-static void copy_in(op_call *c, const op_call *whole, const char *slot, const char *as)
-{
-    for (int i = 0; i < whole->n_in; i++)
-        if (strcmp(whole->in[i].slot, slot) == 0) {
-            gpu_slot *s = new_slot(c, as, whole->in[i].dtype, whole->in[i].ndim, whole->in[i].shape);
-            memcpy(c->value[c->n_in - 1], whole->value[i], (size_t)slot_count(s) * sizeof(double));
-            store_slot(c);
-            return;
-        }
-    cr_assert_fail("no input %s", slot);
-}
-
 static void same_turn(gpu_ctx *ctx, const op_call *whole, const op_call *from, const char *from_slot,
                       const char *slot, assay_dtype act, const int64_t *d)
 {
     op_call rope;
-    const int64_t count = slot_count(output(from, from_slot));
+    const int64_t count = slot_count(output_of(from, from_slot));
     begin(&rope, ctx, from, "x", from_slot);
     rope.in[0].ndim = 3; /* a norm has rows of D */
     memcpy(rope.in[0].shape, (int64_t[]){d[0], count / (d[0] * d[3]), d[3]}, 3 * sizeof d[0]);
@@ -112,7 +55,7 @@ static void same_turn(gpu_ctx *ctx, const op_call *whole, const op_call *from, c
     copy_in(&rope, whole, "position", "position");
     run_op(&rope, "rope_fwd", act);
     is_highest(&rope, "rope_fwd");
-    same_bits(whole, slot, &rope, "y", d);
+    expect_same_bits(whole, slot, &rope, "y", d[3]);
     call_end(&rope);
 }
 
@@ -127,8 +70,8 @@ static void same_norm(gpu_ctx *ctx, const op_call *whole, const op_call *split, 
     attr_d(&norm, "eps", (double)1e-6f);
     run_op(&norm, "rmsnorm_fwd", act);
     is_highest(&norm, "rmsnorm_fwd");
-    same_bits(whole, y[which], &norm, "y", d);
-    same_bits(whole, rstd[which], &norm, "rstd", d);
+    expect_same_bits(whole, y[which], &norm, "y", d[3]);
+    expect_same_bits(whole, rstd[which], &norm, "rstd", d[3]);
     same_turn(ctx, whole, &norm, "y", raw[which], act, d);
     call_end(&norm);
 }
@@ -147,9 +90,9 @@ static void same_as_parts(gpu_ctx *ctx, bool norm, assay_dtype act, const int64_
         split_attrs(&split, d);
         run_op(&split, "qkv_split_fwd", act);
         is_highest(&split, "qkv_split_fwd");
-        same_bits(&whole, "q_raw", &split, "q", d);
-        same_bits(&whole, "k_raw", &split, "k", d);
-        same_bits(&whole, "v", &split, "v", d);
+        expect_same_bits(&whole, "q_raw", &split, "q", d[3]);
+        expect_same_bits(&whole, "k_raw", &split, "k", d[3]);
+        expect_same_bits(&whole, "v", &split, "v", d[3]);
         if (norm) {
             same_norm(ctx, &whole, &split, 0, act, d);
             same_norm(ctx, &whole, &split, 1, act, d);
@@ -184,12 +127,6 @@ typedef struct memory {
     _Alignas(16) float qkv[T * (A + 2 * G) * D], gamma[D], table[POSITIONS * HALF], out[7][T * A * D];
     int64_t position[T];
 } memory;
-
-static gpu_tensor heads(float *data, assay_dtype dtype, int64_t t, int64_t n, int64_t d)
-{
-    const int64_t shape[3] = {t, n, d};
-    return gpu_tensor_make(data, dtype, 3, shape);
-}
 
 static assay_status launch(gpu_ctx *ctx, memory *m, bool norm, bool inside, const raw_operand *other)
 {

@@ -1,8 +1,6 @@
 /* Records of operations that ran in one launch: each part is judged by what it read, also where that stayed inside; parts that are
  * missing, swapped, of two launches or wired to something else are named. */
-#include "ref/replay.h"
-#include "tests/support/parity.h"
-#include <math.h>
+#include "tests/support/parity_fused.h"
 
 TestSuite(parity_fused, .timeout = 60);
 
@@ -21,26 +19,6 @@ typedef struct launch {
     const char *op; /* of the mark; NULL: add_rmsnorm_fwd */
     int part;       /* added to the norm's number */
 } launch;
-
-static float rounded(float x)
-{
-    return (float)ref_round((double)x, ASSAY_BF16);
-}
-
-static int64_t put_bf16(assay_trace_writer *w, const char *name, int ndim, const float *data)
-{
-    uint16_t half[T * H];
-    const int64_t shape[2] = {ndim == 1 ? H : T, H};
-    const int64_t n = ndim == 1 ? H : T * H;
-    for (int64_t i = 0; i < n; i++) {
-        uint32_t bits;
-        memcpy(&bits, &data[i], sizeof bits);
-        half[i] = (uint16_t)(bits >> 16);
-    }
-    assay_trace_tensor t = tensor_of(name, ASSAY_PHASE_FORWARD, ASSAY_BF16, ndim, shape);
-    must(assay_trace_write_tensor(w, &t, half));
-    return t.id;
-}
 
 static void mark(assay_trace_op *o, const launch *l, int part)
 {
@@ -70,15 +48,14 @@ static void write_launch(assay_trace_writer *w, const launch *l)
     }
     assay_trace_op add = op_of("add", ADD, ASSAY_PHASE_FORWARD),
                    norm = op_of("rmsnorm_fwd", NORM, ASSAY_PHASE_FORWARD);
-    op_in(&add, "a", put_bf16(w, "a", 2, a));
-    op_in(&add, "b", put_bf16(w, "b", 2, b));
-    op_out(&add, "y", put_bf16(w, "residual", 2, residual));
-    op_in(&norm, "gamma", put_bf16(w, "gamma", 1, gamma));
-    if (l->internal)
-        snprintf(norm.internal[norm.n_internal++], sizeof norm.internal[0], "x");
-    else
-        op_in(&norm, "x", put_bf16(w, "residual", 2, l->other_x ? a : residual));
-    op_out(&norm, "y", put_bf16(w, "y", 2, y));
+    op_in(&add, "a", put_bf16(w, "a", 2, (int64_t[]){T, H}, a));
+    op_in(&add, "b", put_bf16(w, "b", 2, (int64_t[]){T, H}, b));
+    op_out(&add, "y", put_bf16(w, "residual", 2, (int64_t[]){T, H}, residual));
+    op_in(&norm, "gamma", put_bf16(w, "gamma", 1, (int64_t[]){H}, gamma));
+    op_reads(&norm, "x",
+             l->internal ? -1 : put_bf16(w, "residual", 2, (int64_t[]){T, H}, l->other_x ? a : residual),
+             l->internal);
+    op_out(&norm, "y", put_bf16(w, "y", 2, (int64_t[]){T, H}, y));
     op_out(&norm, "rstd", put_vector_f32(w, "rstd", T, rstd));
     norm.attrs = json_pack("{s:f}", "eps", 1e-2);
     norm.arith.all.order = ASSAY_ORDER_SEQUENTIAL;
@@ -107,12 +84,8 @@ static parity_report *judge(const launch *l)
 Test(parity_fused, parts_of_one_launch_are_judged_by_what_they_read)
 {
     static const launch honest[] = {{.alone = 2}, {.alone = 2, .unrounded = true, .internal = true}};
-    for (int i = 0; i < 2; i++) {
-        parity_report *r = judge(&honest[i]);
-        print_failures(r);
-        cr_expect(n_passed(r) == 3 && n_failed(r) == 0 && n_skipped(r) == 0, "launch %d", i);
-        parity_report_destroy(r);
-    }
+    for (size_t i = 0; i < 2; i++)
+        expect_passed(judge(&honest[i]), 3, i);
 }
 
 Test(parity_fused, what_is_not_one_launch_is_named)
@@ -138,16 +111,8 @@ Test(parity_fused, what_is_not_one_launch_is_named)
         {{.alone = 2, .op = "rmsnorm_bwd"}, ADD, "no operation rmsnorm_bwd has parts"},
         {{.alone = 2, .op = "add_softmax"}, ADD, "no operation add_softmax has parts"},
     };
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        parity_report *r = judge(&rows[i].l);
-        const parity_result *f = first_failure(r);
-        cr_expect(f != NULL, "row %zu passes", i);
-        if (f != NULL)
-            cr_expect(strcmp(f->instance, rows[i].instance) == 0 &&
-                          (strstr(f->message, rows[i].words) || strcmp(f->tensor, rows[i].words) == 0),
-                      "row %zu: %s %s: %s", i, f->instance, f->tensor, f->message);
-        parity_report_destroy(r);
-    }
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        expect_named(judge(&rows[i].l), rows[i].instance, rows[i].words, i);
 }
 
 /* Without the mark an input that nobody recorded is missing, and no excuse in a trace of our engines. */

@@ -1,8 +1,6 @@
 /* Records of split, norms and rope in one launch: a norm that stayed inside is gone through, and what two parts share is one tensor and
  * one value. */
-#include "ref/replay.h"
-#include "tests/support/parity.h"
-#include <math.h>
+#include "tests/support/parity_fused.h"
 
 TestSuite(parity_fused_qkv, .timeout = 60);
 
@@ -16,28 +14,6 @@ typedef struct launch {
     bool other_eps;   /* the key's norm is recorded with another eps */
     bool other_key;   /* the key is rotated by another position's angles */
 } launch;
-
-static float rounded(float x)
-{
-    return (float)ref_round((double)x, ASSAY_BF16);
-}
-
-static int64_t put_bf16(assay_trace_writer *w, const char *name, int ndim, const int64_t *shape,
-                        const float *data)
-{
-    uint16_t half[T * 3 * D];
-    int64_t n = 1;
-    for (int i = 0; i < ndim; i++)
-        n *= shape[i];
-    for (int64_t i = 0; i < n; i++) {
-        uint32_t bits;
-        memcpy(&bits, &data[i], sizeof bits);
-        half[i] = (uint16_t)(bits >> 16);
-    }
-    assay_trace_tensor t = tensor_of(name, ASSAY_PHASE_FORWARD, ASSAY_BF16, ndim, shape);
-    must(assay_trace_write_tensor(w, &t, half));
-    return t.id;
-}
 
 static int64_t put_table(assay_trace_writer *w, const char *name, const float *data)
 {
@@ -73,17 +49,6 @@ static void compute(head *h, const float *gamma, const float *c, const float *s,
     }
 }
 
-static void write_part(assay_trace_writer *w, assay_trace_op *o, int part)
-{
-    snprintf(o->fused, sizeof o->fused, "qkv_norm_rope_fwd");
-    o->fused_part = part;
-    o->arith.all.math_ulp = 2;
-    o->arith.all.order = ASSAY_ORDER_SEQUENTIAL;
-    o->arith.all.fma = true;
-    must(assay_trace_write_op(w, o));
-    json_decref(o->attrs);
-}
-
 static void write_launch(assay_trace_writer *w, const launch *l)
 {
     static const char *const norm_at[] = {AT "q_layernorm", AT "k_layernorm"}, *const rope_at[] = {
@@ -117,7 +82,7 @@ static void write_launch(assay_trace_writer *w, const launch *l)
     op_out(&split, "k", raw[1]);
     op_out(&split, "v", put_bf16(w, "v", 3, heads, v));
     split.attrs = json_pack("{s:i, s:i, s:i}", "heads", 1, "groups", 1, "head_dim", D);
-    write_part(w, &split, 0);
+    write_part(w, &split, "qkv_norm_rope_fwd", 0);
     for (int k = 0; k < 2; k++) {
         assay_trace_op o = op_of("rmsnorm_fwd", norm_at[k], ASSAY_PHASE_FORWARD);
         norm[k] = put_bf16(w, k ? "k_norm" : "q_norm", 3, heads, h[k].norm);
@@ -126,19 +91,16 @@ static void write_launch(assay_trace_writer *w, const launch *l)
         op_out(&o, "y", norm[k]);
         op_out(&o, "rstd", put_vector_f32(w, k ? "k_rstd" : "q_rstd", T, h[k].rstd));
         o.attrs = json_pack("{s:f}", "eps", k && l->other_eps ? 2e-2 : 1e-2);
-        write_part(w, &o, 1 + k);
+        write_part(w, &o, "qkv_norm_rope_fwd", 1 + k);
     }
     for (int k = 0; k < 2; k++) {
         assay_trace_op o = op_of("rope_fwd", rope_at[k], ASSAY_PHASE_FORWARD);
-        if (l->internal)
-            snprintf(o.internal[o.n_internal++], sizeof o.internal[0], "x");
-        else
-            op_in(&o, "x", norm[k]);
+        op_reads(&o, "x", norm[k], l->internal);
         op_in(&o, "cos", k && l->other_table ? table[1] : table[0]);
         op_in(&o, "sin", table[1]);
         op_in(&o, "position", p.id);
         op_out(&o, "y", put_bf16(w, k ? "k" : "q", 3, heads, h[k].out));
-        write_part(w, &o, 3 + k);
+        write_part(w, &o, "qkv_norm_rope_fwd", 3 + k);
     }
 }
 
@@ -148,24 +110,14 @@ static parity_report *judge(const launch *l)
     assay_trace_writer *w = open_writer(fresh_path(dir, "fused_qkv"), 0, 1, "1");
     write_launch(w, l);
     close_writer(w);
-    assay_trace *t = open_trace(dir);
-    parity_report *r = new_report();
-    must(parity_check_local(t, r));
-    assay_trace_close(t);
-    remove_path(dir);
-    return r;
+    return judge_local(dir);
 }
 
 Test(parity_fused_qkv, parts_of_one_launch_are_judged_by_what_they_read)
 {
     static const launch honest[] = {{.unrounded = false}, {.unrounded = true, .internal = true}};
-    for (int i = 0; i < 2; i++) {
-        parity_report *r = judge(&honest[i]);
-        print_failures(r);
-        cr_expect(n_passed(r) == 9 && n_failed(r) == 0 && n_skipped(r) == 0, "launch %d: %d passed", i,
-                  (int)n_passed(r));
-        parity_report_destroy(r);
-    }
+    for (size_t i = 0; i < 2; i++)
+        expect_passed(judge(&honest[i]), 9, i);
 }
 
 Test(parity_fused_qkv, what_does_not_fit_is_named)
@@ -183,14 +135,6 @@ Test(parity_fused_qkv, what_does_not_fit_is_named)
          "cos is expected to be one tensor for parts 3 and 4: found two"},
         {{.other_eps = true}, AT "qkv_split", "eps is expected to be one value for parts 1 and 2: found two"},
     };
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        parity_report *r = judge(&rows[i].l);
-        const parity_result *f = first_failure(r);
-        cr_expect(f != NULL, "row %zu passes", i);
-        if (f != NULL)
-            cr_expect(strcmp(f->instance, rows[i].instance) == 0 &&
-                          (strstr(f->message, rows[i].words) || strcmp(f->tensor, rows[i].words) == 0),
-                      "row %zu: %s %s: %s", i, f->instance, f->tensor, f->message);
-        parity_report_destroy(r);
-    }
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        expect_named(judge(&rows[i].l), rows[i].instance, rows[i].words, i);
 }

@@ -1,0 +1,116 @@
+/* What the two directions of split, norm and rope in one launch share: numbers as they are stored, and what a call is held to. */
+#ifndef GPU_OPS_QKV_ROPE_CUH
+#define GPU_OPS_QKV_ROPE_CUH
+
+#include "gpu/ops/rope.cuh"
+#include "gpu/vector.cuh"
+
+template <class T> __device__ static __forceinline__ T *qkv_row(T *p, int64_t row, int64_t d)
+{
+    return p ? p + row * d : nullptr;
+}
+
+/* What T stores of v. */
+__device__ static __forceinline__ float qkv_as_stored(float v, const float *)
+{
+    return v;
+}
+__device__ static __forceinline__ float qkv_as_stored(float v, const bf16 *)
+{
+    return __bfloat162float(__float2bfloat16_rn(v));
+}
+
+/* Outputs are memory of their own: a head is read behind the stores of others. */
+static inline assay_status qkv_check_apart(const gpu_operands *o)
+{
+    for (int i = 0; i < assay_op_n_slots(o->op); ++i) {
+        const assay_op_slot *row = &o->op->slots[i];
+        for (int k = 0; k < i && row->role != ASSAY_SLOT_IN && gpu_tensor_bytes(o->slot[i]) > 0; ++k)
+            ASSAY_CHECK(gpu_tensor_bytes(o->slot[k]) == 0 || o->slot[k].data != o->slot[i].data,
+                        ASSAY_INVALID_ARGUMENT, "%s: %s: expected memory of its own, found that of %s",
+                        o->op->name, row->name, o->op->slots[k].name);
+    }
+    return ASSAY_OK;
+}
+
+typedef struct qkv_sizes {
+    int64_t tokens, heads, groups, d;
+    assay_dtype act;
+} qkv_sizes;
+
+/* Sizes from q [T,A,D] and k [T,G,D], the attributes and the packed tensor held to them. */
+static inline assay_status qkv_check_sizes(const gpu_operands *o, const char *q_name, const char *k_name,
+                                           const char *packed, qkv_sizes *s)
+{
+    const char *op = o->op->name;
+    const gpu_tensor qkv = gpu_operand(o, packed), q = gpu_operand(o, q_name), k = gpu_operand(o, k_name);
+    ASSAY_TRY(gpu_check_act(op, packed, qkv));
+    ASSAY_CHECK(q.ndim == 3 && k.ndim == 3, ASSAY_INVALID_ARGUMENT,
+                "%s: %s: expected 3 dimensions [T,heads,D], found %d", op, q.ndim == 3 ? k_name : q_name,
+                q.ndim == 3 ? k.ndim : q.ndim);
+    *s = {k.shape[0], q.shape[1], k.shape[1], k.shape[2], qkv.dtype};
+    ASSAY_CHECK(s->tokens >= 0, ASSAY_INVALID_ARGUMENT,
+                "%s: %s: expected a number of tokens that is not negative, found %" PRId64, op, k_name,
+                s->tokens);
+    ASSAY_CHECK(s->groups >= 1 && s->heads % s->groups == 0, ASSAY_INVALID_ARGUMENT,
+                "%s: %s: expected a multiple of %" PRId64 " heads, found %" PRId64, op, q_name, s->groups,
+                s->heads);
+    ASSAY_CHECK(gpu_operand_int(o, "head_dim") == s->d, ASSAY_INVALID_ARGUMENT,
+                "%s: head_dim: expected %" PRId64 " (columns of %s), found %" PRId64, op, s->d, k_name,
+                gpu_operand_int(o, "head_dim"));
+    const int64_t rows = s->tokens * (s->heads + 2 * s->groups);
+    ASSAY_CHECK(rows < INT_MAX, ASSAY_INVALID_ARGUMENT,
+                "%s: %s: expected fewer than 2^31 heads, found %" PRId64, op, packed, rows);
+    return gpu_check_count(op, packed, qkv, rows * s->d);
+}
+
+/* Slots of that many heads, those that the row has; what may be absent is checked where it is there. */
+static inline assay_status qkv_check_heads(const gpu_operands *o, const qkv_sizes *s,
+                                           const char *const *names, int64_t heads)
+{
+    for (; *names; ++names) {
+        const int index = gpu_operands_index(o, *names);
+        if (index < 0 || (o->op->slots[index].optional && !gpu_tensor_present(o->slot[index])))
+            continue;
+        ASSAY_TRY(gpu_check_tensor(o->op->name, *names, o->slot[index], s->act, s->act));
+        ASSAY_TRY(gpu_check_shape2(o->op->name, *names, o->slot[index], s->tokens * heads, s->d));
+    }
+    return ASSAY_OK;
+}
+
+static inline assay_status qkv_check_norm(const gpu_operands *o, const qkv_sizes *s)
+{
+    static const char *const gamma[] = {"q_gamma", "k_gamma"}, *const rstd[] = {"q_rstd", "k_rstd"};
+    const char *op = o->op->name;
+    for (int i = 0; i < 2; ++i) {
+        ASSAY_TRY(gpu_check_tensor(op, gamma[i], gpu_operand(o, gamma[i]), s->act, s->act));
+        ASSAY_TRY(gpu_check_count(op, gamma[i], gpu_operand(o, gamma[i]), s->d));
+        ASSAY_TRY(gpu_check_tensor(op, rstd[i], gpu_operand(o, rstd[i]), ASSAY_F32, ASSAY_F32));
+        ASSAY_TRY(gpu_check_count(op, rstd[i], gpu_operand(o, rstd[i]),
+                                  s->tokens * (i == 0 ? s->heads : s->groups)));
+    }
+    return ASSAY_OK;
+}
+
+static inline assay_status qkv_check_turn(const gpu_operands *o, const qkv_sizes *sizes)
+{
+    const char *op = o->op->name;
+    const gpu_tensor c = gpu_operand(o, "cos"), s = gpu_operand(o, "sin"),
+                     position = gpu_operand(o, "position");
+    ASSAY_TRY(gpu_check_tensor(op, "cos", c, ASSAY_F32, ASSAY_F32));
+    ASSAY_TRY(gpu_check_tensor(op, "sin", s, ASSAY_F32, ASSAY_F32));
+    ASSAY_TRY(gpu_check_shape2(op, "sin", s, gpu_tensor_row_count(c), gpu_tensor_cols(c)));
+    ASSAY_CHECK(2 * gpu_tensor_cols(c) <= sizes->d, ASSAY_INVALID_ARGUMENT,
+                "%s: cos: expected at most %" PRId64 " columns (half the head dimension), found %" PRId64, op,
+                sizes->d / 2, gpu_tensor_cols(c));
+    ASSAY_TRY(gpu_check_tensor(op, "position", position, ASSAY_I64, ASSAY_I64));
+    return gpu_check_count(op, "position", position, sizes->tokens);
+}
+
+static inline bool qkv_pairs_of_eights(const gpu_ctx *, const gpu_operands *o)
+{
+    return gpu_tensor_cols(gpu_operand(o, "cos")) % GPU_EIGHT == 0 &&
+           gpu_eights(o, gpu_operand_int(o, "head_dim"));
+}
+
+#endif
