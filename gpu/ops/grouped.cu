@@ -5,8 +5,9 @@
  *   k1  cuBLASLt, experts one after the other; dweight as in        simulator: sequential fma
  *       linear.cu                                                   sm_90 and bf16: tensor core, k_step 16,
  *                                                                   guard bits 2; otherwise: order unknown
- *   k2  all experts in one launch on matrix units (bf16):           sm_90, simulator: tensor core, k_step 16,
+ *   k2  all experts in one launch, bf16 on matrix units:            sm_90, simulator: tensor core, k_step 16,
  *       grouped_mma.cu                                              guard bits 2; otherwise: order unknown
+ *       F32 in tiles: grouped_tiles.cu                              fp32, sequential fma
  *   k3  the same by warpgroups and tensor maps (bf16, capability    as k2
  *       9.0 alone): grouped_sm90.cu; chosen only when asked for,
  *       until it has been measured on a device
@@ -251,11 +252,11 @@ template <product_maker MAKE> static assay_status each_blas(const gpu_work *w)
     }
     return ASSAY_OK;
 }
-template <product_maker MAKE> static assay_status all_mma(const gpu_work *w)
+template <product_maker MAKE> static assay_status all_at_once(const gpu_work *w)
 {
     product p;
     ASSAY_TRY(MAKE(w->o, &p));
-    return gpu_grouped_mma(w, &p);
+    return p.a.dtype == ASSAY_F32 ? gpu_grouped_tiles(w, &p) : gpu_grouped_mma(w, &p);
 }
 
 template <product_maker MAKE> static assay_status all_sm90(const gpu_work *w)
@@ -280,11 +281,11 @@ template <product_maker MAKE> static bool blas_accepts(const gpu_ctx *ctx, const
     }
     return all;
 }
-template <product_maker MAKE> static bool mma_accepts(const gpu_ctx *, const gpu_operands *o)
+template <product_maker MAKE> static bool at_once_accepts(const gpu_ctx *, const gpu_operands *o)
 {
     product p;
     if (MAKE(o, &p) == ASSAY_OK)
-        return gpu_grouped_takes_mma(&p);
+        return gpu_grouped_takes_mma(&p) || gpu_grouped_takes_tiles(&p);
     assay_error_clear();
     return false;
 }
@@ -297,6 +298,17 @@ template <product_maker MAKE> static bool sm90_accepts(const gpu_ctx *ctx, const
     assay_error_clear();
     return false;
 }
+static void at_once_arith(assay_arith *a, const gpu_ctx *ctx, const gpu_operands *o)
+{
+    const gpu_tensor x = gpu_operand(o, "x");
+    const assay_arith one_chain = GPU_SEQUENTIAL(0);
+    if ((gpu_tensor_present(x) ? x : gpu_operand(o, "dy")).dtype == ASSAY_F32)
+        *a = one_chain;
+    else
+        gpu_mma_arith(a, ctx, o);
+}
+#define AT_ONCE_ARITH "F32: sequential; bf16 on sm_90: as it says; else: order unknown"
+
 /* No device has measured it. */
 static bool sm90_pays(const gpu_operands *)
 {
@@ -311,9 +323,9 @@ static bool sm90_pays(const gpu_operands *)
             "tokens_per_expert", "cuBLASLt, experts one after the other", each_blas<op##_product>,           \
             gpu_product_blas_bytes, blas_accepts<op##_product>, NULL, GPU_SM_80,                             \
             GPU_ADAPTS(output, GPU_SEQUENTIAL(0), gpu_product_blas_arith, GPU_PRODUCT_BLAS_ARITH)),          \
-        GPU_RUNG_IF("matrix units, all experts in one launch", all_mma<op##_product>, NULL,                  \
-                    mma_accepts<op##_product>, NULL, GPU_SM_80,                                              \
-                    GPU_ADAPTS(output, GPU_TENSOR_CORE(0, 0), gpu_mma_arith, GPU_MMA_ARITH)),                \
+        GPU_RUNG_IF("all experts in one launch: bf16 on matrix units, F32 in tiles",                         \
+                    all_at_once<op##_product>, NULL, at_once_accepts<op##_product>, NULL, GPU_SM_80,         \
+                    GPU_ADAPTS(output, GPU_TENSOR_CORE(0, 0), at_once_arith, AT_ONCE_ARITH)),                \
         GPU_RUNG_IF("warpgroups and tensor maps, all experts in one launch; not measured",                   \
                     all_sm90<op##_product>, NULL, sm90_accepts<op##_product>, sm90_pays, GPU_SM_90,          \
                     GPU_ADAPTS(output, GPU_TENSOR_CORE(0, 0), gpu_mma_arith, GPU_MMA_ARITH)),                \

@@ -1,4 +1,5 @@
-/* Grouped products, one for each expert: what their kernels share, k2, on matrix units (grouped_mma.cu), and k3 (grouped_sm90.cu). */
+/* Grouped products, one for each expert: what their kernels share, k2, on matrix units (grouped_mma.cu) and in tiles
+ * (grouped_tiles.cu), and k3 (grouped_sm90.cu). */
 #ifndef GPU_OPS_GROUPED_CUH
 #define GPU_OPS_GROUPED_CUH
 
@@ -86,18 +87,22 @@ __device__ static __forceinline__ void grouped_put_gradient(float *at, float fir
 }
 
 /* Rows of a tile that nobody has, in the block's columns: NaN. */
-template <int TILE, int THREADS>
-__device__ static __forceinline__ void grouped_put_nobodys(bf16 *out, int rows, int columns, int n)
+template <int TILE, int THREADS, class T>
+__device__ static __forceinline__ void grouped_put_nobodys(T *out, int rows, int columns, int n)
 {
     for (int i = (int)threadIdx.x; i < rows * TILE; i += THREADS)
         if (i % TILE < columns)
             gpu_store(out + (int64_t)(i / TILE) * n + i % TILE, NAN);
 }
 
-/* Whether k2 takes the product of all experts: bf16, widths that are multiples of 8, addresses of 16, 1 to 65535 experts. */
+/* Whether k2 takes the product of all experts on matrix units: bf16, widths that are multiples of 8, addresses of 16, 1 to 65535 experts. */
 bool gpu_grouped_takes_mma(const product *p);
 /* In one launch; for an expert without rows nothing is added, or zeros are written. */
 assay_status gpu_grouped_mma(const gpu_work *w, const product *p);
+
+/* The same in F32, of any width up to 65535 tiles. */
+bool gpu_grouped_takes_tiles(const product *p);
+assay_status gpu_grouped_tiles(const gpu_work *w, const product *p);
 
 /* The same of k3, whose code is for capability 9.0 alone: on another device gpu_grouped_takes_sm90 says no, and gpu_grouped_sm90
  * refuses (ASSAY_UNSUPPORTED). */

@@ -124,6 +124,10 @@ typedef int64_t (*parity_order)(void *user, const parity_result *r);
 assay_status parity_table_flush_ordered(const parity_table *t, parity_order order, void *user,
                                         parity_report *report);
 
+/* In order of first appearance, failures in front, by the first step in which one was observed: what a step broke comes before what
+ * broke on it in the next, whichever is worse. */
+assay_status parity_table_flush_by_step(const parity_table *t, parity_report *report);
+
 /* Group sizes of the trace's layout; 1 everywhere when the header has none. */
 void parity_scales_from_trace(const assay_trace *t, parity_scales *s);
 /* Grid of the trace's layout; false when the header has none or it does not fit the world. */

@@ -212,6 +212,7 @@ struct parity_table {
     parity_map *map;
     int64_t n, capacity;
     parity_result *rows;
+    int64_t *first_failed; /* of each row: the least step of an observation that failed */
     parity_gallery gallery;
 };
 
@@ -237,11 +238,29 @@ void parity_table_destroy(parity_table *t)
     parity_map_destroy(t->map);
     parity_gallery_free(&t->gallery);
     free(t->rows);
+    free(t->first_failed);
     free(t);
+}
+
+/* Room for one row more. */
+static assay_status grow(parity_table *t)
+{
+    if (t->n < t->capacity)
+        return ASSAY_OK;
+    const int64_t capacity = t->capacity ? 2 * t->capacity : 64;
+    parity_result *rows = realloc(t->rows, (size_t)capacity * sizeof *rows);
+    ASSAY_CHECK(rows, ASSAY_OUT_OF_MEMORY, "table of %lld results", (long long)capacity);
+    t->rows = rows;
+    int64_t *first = realloc(t->first_failed, (size_t)capacity * sizeof *first);
+    ASSAY_CHECK(first, ASSAY_OUT_OF_MEMORY, "table of %lld results", (long long)capacity);
+    t->first_failed = first;
+    t->capacity = capacity;
+    return ASSAY_OK;
 }
 
 assay_status parity_table_merge(parity_table *t, const parity_result *one)
 {
+    const int64_t failed = one->verdict == PARITY_FAIL ? one->step : INT64_MAX;
     char key[2 * ASSAY_NAME + 64];
     parity_key k = parity_key_begin(key, sizeof key);
     parity_key_text(&k, one->instance);
@@ -251,19 +270,15 @@ assay_status parity_table_merge(parity_table *t, const parity_result *one)
     const int64_t found = parity_map_get(t->map, key);
     if (found >= 0) {
         parity_result_merge(&t->rows[found], one);
+        t->first_failed[found] = failed < t->first_failed[found] ? failed : t->first_failed[found];
         t->rows[found].check = t->check;
         return ASSAY_OK;
     }
-    if (t->n == t->capacity) {
-        const int64_t capacity = t->capacity ? 2 * t->capacity : 64;
-        parity_result *rows = realloc(t->rows, (size_t)capacity * sizeof *rows);
-        ASSAY_CHECK(rows, ASSAY_OUT_OF_MEMORY, "table of %lld results", (long long)capacity);
-        t->rows = rows;
-        t->capacity = capacity;
-    }
+    ASSAY_TRY(grow(t));
     ASSAY_TRY(parity_map_put(t->map, key, t->n));
     t->rows[t->n] = *one;
     t->rows[t->n].check = t->check;
+    t->first_failed[t->n] = failed;
     t->n++;
     return ASSAY_OK;
 }
@@ -295,7 +310,7 @@ assay_status parity_table_flush(const parity_table *t, parity_report *report)
 
 typedef struct place {
     const parity_result *r;
-    int64_t order;
+    int64_t step, order;
 } place;
 
 static int compare_places(const void *a, const void *b)
@@ -304,24 +319,41 @@ static int compare_places(const void *a, const void *b)
     const bool fails = x->r->verdict == PARITY_FAIL, also = y->r->verdict == PARITY_FAIL;
     if (fails != also)
         return fails ? -1 : 1;
-    if (fails && x->r->step != y->r->step)
-        return x->r->step < y->r->step ? -1 : 1;
+    if (fails && x->step != y->step)
+        return x->step < y->step ? -1 : 1;
     if (x->order != y->order)
         return x->order < y->order ? -1 : 1;
     return (x->r > y->r) - (x->r < y->r); /* rows of one table */
 }
 
+/* Adds the rows of all places to the report, sorted. */
+static assay_status flush_sorted(const parity_table *t, place *places, parity_report *report)
+{
+    qsort(places, (size_t)t->n, sizeof *places, compare_places);
+    for (int64_t i = 0; i < t->n; i++)
+        ASSAY_TRY(flush_row(t, places[i].r, report));
+    return ASSAY_OK;
+}
+
 assay_status parity_table_flush_ordered(const parity_table *t, parity_order order, void *user,
                                         parity_report *report)
 {
-    assay_status st = ASSAY_OK;
     place *places = malloc(((size_t)t->n + 1) * sizeof *places);
     ASSAY_CHECK(places, ASSAY_OUT_OF_MEMORY, "order of %lld results", (long long)t->n);
     for (int64_t i = 0; i < t->n; i++)
-        places[i] = (place){.r = &t->rows[i], .order = order(user, &t->rows[i])};
-    qsort(places, (size_t)t->n, sizeof *places, compare_places);
-    for (int64_t i = 0; i < t->n && st == ASSAY_OK; i++)
-        st = flush_row(t, places[i].r, report);
+        places[i] = (place){&t->rows[i], t->rows[i].step, order(user, &t->rows[i])};
+    const assay_status st = flush_sorted(t, places, report);
+    free(places);
+    return st;
+}
+
+assay_status parity_table_flush_by_step(const parity_table *t, parity_report *report)
+{
+    place *places = malloc(((size_t)t->n + 1) * sizeof *places);
+    ASSAY_CHECK(places, ASSAY_OUT_OF_MEMORY, "order of %lld results", (long long)t->n);
+    for (int64_t i = 0; i < t->n; i++)
+        places[i] = (place){&t->rows[i], t->first_failed[i], i};
+    const assay_status st = flush_sorted(t, places, report);
     free(places);
     return st;
 }

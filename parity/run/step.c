@@ -124,6 +124,7 @@ static assay_status check_reference_options(const parity_step_options *s, const 
 {
     const char *option = s->engine_program[0] != '\0' ? "engine-program"
                          : o->variant[0] != '\0'      ? "variant"
+                         : o->enable_cuda_graph       ? "enable-cuda-graph"
                          : s->timeout_s > 0.0         ? "timeout"
                          : o->collective_timeout > 0  ? "collective-timeout"
                                                       : NULL;

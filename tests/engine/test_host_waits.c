@@ -111,6 +111,8 @@ Test(engine_host_waits, none_in_a_layer_whose_counts_stay_on_the_device)
         {ASSAY_PRECISION_BF16, "", ASSAY_RECOMPUTE_FULL, "", 0.0, false, false, 0},
         {ASSAY_PRECISION_BF16, "", ASSAY_RECOMPUTE_SELECTIVE, "moe", 0.0, false, false, 0},
         {ASSAY_PRECISION_BF16, "linear=k0,router=k0", ASSAY_RECOMPUTE_NONE, "", 0.0, false, false, 0},
+        {ASSAY_PRECISION_FP32, "", ASSAY_RECOMPUTE_NONE, "", 0.0, false, false, 0},
+        {ASSAY_PRECISION_FP32, "", ASSAY_RECOMPUTE_FULL, "", 0.0, false, false, 0},
         {ASSAY_PRECISION_FP32, "linear=k0", ASSAY_RECOMPUTE_NONE, "", 0.0, false, false, 0},
     };
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++)
@@ -122,12 +124,13 @@ Test(engine_host_waits, one_where_a_size_is_needed)
 {
     static const way ways[] = {
         /* cuBLASLt's products, once for all of a layer's; in each forward */
-        {ASSAY_PRECISION_FP32, "", ASSAY_RECOMPUTE_NONE, "", 0.0, false, false, ALL},
+        {ASSAY_PRECISION_FP32, "linear=k1", ASSAY_RECOMPUTE_NONE, "", 0.0, false, false, ALL},
         {ASSAY_PRECISION_BF16, "linear=k1", ASSAY_RECOMPUTE_NONE, "", 0.0, false, false, ALL},
-        {ASSAY_PRECISION_FP32, "", ASSAY_RECOMPUTE_FULL, "", 0.0, false, false, 2 * ALL},
+        {ASSAY_PRECISION_FP32, "linear=k1", ASSAY_RECOMPUTE_FULL, "", 0.0, false, false, 2 * ALL},
         /* the rows that a capacity leaves; with padding, those of each expert, too */
         {ASSAY_PRECISION_BF16, "", ASSAY_RECOMPUTE_NONE, "", 1.0, false, false, ALL},
         {ASSAY_PRECISION_BF16, "", ASSAY_RECOMPUTE_NONE, "", 1.0, true, false, 2 * ALL},
+        {ASSAY_PRECISION_FP32, "", ASSAY_RECOMPUTE_NONE, "", 1.0, false, false, ALL},
     };
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++)
         expect_waits(&ways[i]);
@@ -135,18 +138,22 @@ Test(engine_host_waits, one_where_a_size_is_needed)
 
 Test(engine_host_waits, a_download_that_is_put_back_is_seen)
 {
-    const way planted = {ASSAY_PRECISION_BF16, "", ASSAY_RECOMPUTE_NONE, "", 0.0, false, true, ALL};
-    expect_waits(&planted);
+    static const assay_precision precisions[] = {ASSAY_PRECISION_BF16, ASSAY_PRECISION_FP32};
+    for (int i = 0; i < 2; i++) {
+        const way planted = {precisions[i], "", ASSAY_RECOMPUTE_NONE, "", 0.0, false, true, ALL};
+        expect_waits(&planted);
+    }
 }
 
 /* Several ranks: one wait for what NCCL sends, in each forward. */
-static void expect_waits_of_ranks(const char *layout, int world, const char *options, int64_t waits)
+static void expect_waits_of_ranks(const char *layout, int world, assay_precision precision,
+                                  const char *options, int64_t waits)
 {
     engine_write_batch(engine_file("batch"), batch_shape, 4, 61, 5);
     ENGINE_RUN(
         world,
-        "bench --model %sqwen3_moe --batch %s --layout %s --precision bf16 --warmup 1 --steps 1 --out %s%s",
-        GOLDEN, engine_file("batch"), layout, engine_file("out"), options);
+        "bench --model %sqwen3_moe --batch %s --layout %s --precision %s --warmup 1 --steps 1 --out %s%s",
+        GOLDEN, engine_file("batch"), layout, assay_precision_name(precision), engine_file("out"), options);
     for (int r = 0; r < world; r++) {
         char name[64];
         json_t *root;
@@ -163,8 +170,10 @@ static void expect_waits_of_ranks(const char *layout, int world, const char *opt
 
 Test(engine_host_waits, one_for_the_messages_between_experts)
 {
-    expect_waits_of_ranks("tp2,sp", 2, "", 0);
-    expect_waits_of_ranks("ep2,dp2", 2, "", ALL);
-    expect_waits_of_ranks("tp2,sp,etp2", 2, "", ALL);
-    expect_waits_of_ranks("ep2,dp2", 2, " --moe-token-dispatcher-type allgather", ALL);
+    expect_waits_of_ranks("tp2,sp", 2, ASSAY_PRECISION_BF16, "", 0);
+    expect_waits_of_ranks("tp2,sp", 2, ASSAY_PRECISION_FP32, "", 0);
+    expect_waits_of_ranks("ep2,dp2", 2, ASSAY_PRECISION_BF16, "", ALL);
+    expect_waits_of_ranks("ep2,dp2", 2, ASSAY_PRECISION_FP32, "", ALL);
+    expect_waits_of_ranks("tp2,sp,etp2", 2, ASSAY_PRECISION_BF16, "", ALL);
+    expect_waits_of_ranks("ep2,dp2", 2, ASSAY_PRECISION_BF16, " --moe-token-dispatcher-type allgather", ALL);
 }

@@ -6,7 +6,8 @@
 
 TestSuite(gpu_counts, .timeout = 120);
 
-enum { OPS = 3, MOST_EXPERTS = 80, N = 24, K = 16 };
+enum { OPS = 3, MOST_EXPERTS = 80 };
+static int64_t N = 24, K = 16;
 static const char *const ops[OPS] = {"grouped_linear_fwd", "grouped_linear_bwd_input",
                                      "grouped_linear_bwd_weight"};
 
@@ -28,13 +29,13 @@ static void give(op_call *c, const char *op, assay_dtype act, const int64_t *cou
     if (experts > 0)
         memcpy(c->in[0].data, counts, (size_t)experts * sizeof *counts);
     if (strcmp(op, ops[0]) != 0)
-        put(c, "dy", act, -1, 1, 2, rows, (int64_t)N);
+        put(c, "dy", act, -1, 1, 2, rows, N);
     if (strcmp(op, ops[1]) != 0)
-        put(c, "x", act, -1, 1, 2, rows, (int64_t)K);
+        put(c, "x", act, -1, 1, 2, rows, K);
     if (weight)
-        put(c, "dweight_in", ASSAY_F32, -1, 1, 3, experts, (int64_t)N, (int64_t)K);
+        put(c, "dweight_in", ASSAY_F32, -1, 1, 3, experts, N, K);
     else
-        put(c, "weight", act, -1, 1, 3, experts, (int64_t)N, (int64_t)K);
+        put(c, "weight", act, -1, 1, 3, experts, N, K);
 }
 
 static assay_status run_with(gpu_ctx *x, const char *op, assay_dtype act, const int64_t *counts,
@@ -87,7 +88,7 @@ Test(gpu_counts, on_the_device_are_those_on_the_host)
                 int64_t counts[MOST_EXPERTS], experts, rows;
                 gpu_slot device, host;
                 int variant, again;
-                const assay_dtype act = v == 1 || which % 2 ? ASSAY_BF16 : ASSAY_F32;
+                const assay_dtype act = which % 2 ? ASSAY_BF16 : ASSAY_F32;
                 set_variants(&x, variants[v]);
                 counts_of(which, counts, &experts, &rows);
                 cr_assert_eq(run_with(&x, ops[i], act, counts, experts, rows, false, &device, &variant),
@@ -140,29 +141,64 @@ Test(gpu_counts, that_are_wrong_reach_no_other_memory)
     static const char *const variants[] = {"linear=k0", "linear=k2"};
     gpu_ctx x;
     open_ctx(&x);
-    for (int v = 0; v < 2; v++)
+    for (int w = 0; w < 4; w++)
         for (int b = 0; b < N_BAD; b++)
             for (int i = 0; i < OPS; i++) {
                 gpu_slot found, kept, none;
                 int variant;
                 int64_t rows = 0;
+                const int v = w / 2;
+                const assay_dtype act = w % 2 ? ASSAY_BF16 : ASSAY_F32;
                 set_variants(&x, variants[v]);
                 for (int e = 0; e < BAD_EXPERTS; e++)
                     rows += bad[b].kept[e];
-                cr_assert_eq(run_with(&x, ops[i], ASSAY_BF16, bad[b].counts, BAD_EXPERTS, BAD_ROWS, false,
-                                      &found, &variant),
-                             ASSAY_OK, "%s: %s: %s", ops[i], bad[b].what, assay_error_message());
+                cr_assert_eq(
+                    run_with(&x, ops[i], act, bad[b].counts, BAD_EXPERTS, BAD_ROWS, false, &found, &variant),
+                    ASSAY_OK, "%s: %s: %s", ops[i], bad[b].what, assay_error_message());
                 cr_expect_eq(variant, 2 * v);
-                cr_assert_eq(run_with(&x, ops[i], ASSAY_BF16, bad[b].kept, BAD_EXPERTS, BAD_ROWS, false,
-                                      &kept, &variant),
-                             ASSAY_OK, "%s", assay_error_message());
+                cr_assert_eq(
+                    run_with(&x, ops[i], act, bad[b].kept, BAD_EXPERTS, BAD_ROWS, false, &kept, &variant),
+                    ASSAY_OK, "%s", assay_error_message());
                 expect_kept(ops[i], bad[b].what, &found, &kept, rows);
-                cr_expect_eq(run_with(&x, ops[i], ASSAY_BF16, bad[b].counts, BAD_EXPERTS, BAD_ROWS, true,
-                                      &none, &variant),
-                             ASSAY_INVALID_ARGUMENT, "%s: %s: known on the host, they are refused", ops[i],
-                             bad[b].what);
+                cr_expect_eq(
+                    run_with(&x, ops[i], act, bad[b].counts, BAD_EXPERTS, BAD_ROWS, true, &none, &variant),
+                    ASSAY_INVALID_ARGUMENT, "%s: %s: known on the host, they are refused", ops[i],
+                    bad[b].what);
                 free(found.data);
                 free(kept.data);
+            }
+    cr_expect_eq(assay_sim_reports(), 0);
+    gpu_ctx_destroy(&x);
+}
+
+/* In F32 k2 is k0's chain in tiles: the same bits, where widths are multiples of 4 and where they are not, whatever tile a row is in. */
+Test(gpu_counts, tiles_have_the_bits_of_one_thread_an_element)
+{
+    static const int64_t widths[][2] = {{24, 16},  {23, 16},  {24, 15}, {1, 1},
+                                        {129, 65}, {128, 64}, {132, 68}};
+    gpu_ctx x;
+    open_ctx(&x);
+    for (size_t w = 0; w < sizeof widths / sizeof *widths; w++)
+        for (int which = 0; which < 12; which++)
+            for (int i = 0; i < OPS; i++) {
+                int64_t counts[MOST_EXPERTS], experts, rows;
+                gpu_slot plain, tiles;
+                int variant;
+                counts_of(which, counts, &experts, &rows);
+                if (w > 0 && experts > 4)
+                    continue;
+                N = widths[w][0], K = widths[w][1];
+                set_variants(&x, "linear=k0");
+                cr_assert_eq(run_with(&x, ops[i], ASSAY_F32, counts, experts, rows, false, &plain, &variant),
+                             ASSAY_OK, "%s", assay_error_message());
+                set_variants(&x, "linear=k2");
+                cr_assert_eq(run_with(&x, ops[i], ASSAY_F32, counts, experts, rows, false, &tiles, &variant),
+                             ASSAY_OK, "%s", assay_error_message());
+                cr_expect_eq(variant, 2, "%s: k%d", ops[i], variant);
+                cr_expect(same_bits(&plain, &tiles, 0, slot_count(&plain)), "%s: N %lld, K %lld, counts %d",
+                          ops[i], (long long)N, (long long)K, which);
+                free(plain.data);
+                free(tiles.data);
             }
     cr_expect_eq(assay_sim_reports(), 0);
     gpu_ctx_destroy(&x);
@@ -171,13 +207,14 @@ Test(gpu_counts, that_are_wrong_reach_no_other_memory)
 /* cuBLASLt reads sizes on the host: a call without them says so, and is not handed to it. */
 Test(gpu_counts, a_library_that_needs_them_on_the_host_is_told)
 {
+    static float memory[2 * 24 * 16]; /* nothing is launched on it */
     const int64_t counts[2] = {3, 4};
     gpu_ctx x;
     open_ctx(&x);
     for (int i = 0; i < OPS; i++) {
-        const gpu_tensor rows_n = gpu_tensor_2d(NULL, ASSAY_F32, 7, N),
-                         rows_k = gpu_tensor_2d(NULL, ASSAY_F32, 7, K);
-        const gpu_tensor weight = gpu_tensor_make(NULL, ASSAY_F32, 3, (const int64_t[]){2, N, K});
+        const gpu_tensor rows_n = gpu_tensor_2d(memory, ASSAY_F32, 7, N),
+                         rows_k = gpu_tensor_2d(memory, ASSAY_F32, 7, K);
+        const gpu_tensor weight = gpu_tensor_make(memory, ASSAY_F32, 3, (const int64_t[]){2, N, K});
         gpu_operands o = raw_operands(
             ops[i], (const raw_operand[]){RAW_T("y", rows_n),
                                           RAW_T("dy", rows_n),
@@ -185,12 +222,14 @@ Test(gpu_counts, a_library_that_needs_them_on_the_host_is_told)
                                           RAW_T("dx", rows_k),
                                           RAW_T("weight", weight),
                                           RAW_T("dweight", weight),
-                                          RAW_T("tokens_per_expert", gpu_tensor_1d(NULL, ASSAY_I64, 2)),
+                                          RAW_T("tokens_per_expert", gpu_tensor_1d(memory, ASSAY_I64, 2)),
                                           {.name = NULL}});
         gpu_slot out;
         int variant;
+        cr_expect_null(gpu_ladder_misses(&x, &o), "k2 takes it");
+        set_variants(&x, "linear=k1");
         const char *slot = gpu_ladder_misses(&x, &o);
-        cr_assert(slot && strcmp(slot, "tokens_per_expert") == 0, "%s: fp32 is k1's", ops[i]);
+        cr_assert(slot && strcmp(slot, "tokens_per_expert") == 0, "%s: k1 was asked for", ops[i]);
         o.host[gpu_operands_index(&o, slot)] = counts;
         cr_expect_null(gpu_ladder_misses(&x, &o));
         set_variants(&x, "linear=k0");
@@ -203,7 +242,7 @@ Test(gpu_counts, a_library_that_needs_them_on_the_host_is_told)
         cr_assert_eq(run_with(&x, ops[i], ASSAY_F32, counts, 2, 7, true, &out, &variant), ASSAY_OK);
         cr_expect_eq(variant, 1);
         free(out.data);
-        set_variants(&x, "");
+        set_variants(&x, "linear=k2");
     }
     gpu_ctx_destroy(&x);
 }

@@ -199,6 +199,39 @@ Test(parity_report, a_merged_row_keeps_its_check)
     parity_report_destroy(report);
 }
 
+/* What fails first stands first, though what fails on it later is worse and ran earlier in its step. */
+Test(parity_report, failures_come_by_their_first_step)
+{
+    static const struct {
+        const char *instance;
+        int64_t step;
+        bool fails;
+        double ratio;
+    } seen[] = {{"fwd", 0, false, 0.5}, {"mid", 0, false, 0.5}, {"bwd", 0, true, 2.0},
+                {"fwd", 1, true, 9.0},  {"mid", 1, false, 0.5}, {"bwd", 1, true, 8.0}};
+    static const char *const order[] = {"bwd", "fwd", "mid"};
+    parity_table *table;
+    parity_report *report;
+    cr_assert_eq(parity_report_create(&report), ASSAY_OK);
+    cr_assert_eq(parity_table_create(&table, PARITY_CHECK_LOCAL), ASSAY_OK);
+    for (size_t i = 0; i < sizeof seen / sizeof *seen; i++) {
+        parity_result r;
+        parity_result_init(&r);
+        snprintf(r.instance, sizeof r.instance, "%s", seen[i].instance);
+        r.step = seen[i].step;
+        r.verdict = seen[i].fails ? PARITY_FAIL : PARITY_PASS;
+        r.ratio = r.share = seen[i].ratio;
+        cr_assert_eq(parity_table_merge(table, &r), ASSAY_OK);
+    }
+    cr_assert_eq(parity_table_flush_by_step(table, report), ASSAY_OK);
+    cr_assert_eq(parity_report_count(report), 3);
+    for (int64_t i = 0; i < 3; i++)
+        cr_expect_str_eq(parity_report_at(report, i)->instance, order[i]);
+    cr_expect_eq(parity_report_at(report, 0)->step, 1, "the worse place is told");
+    parity_table_destroy(table);
+    parity_report_destroy(report);
+}
+
 Test(parity_report, jsonl_reads_back_what_was_written)
 {
     parity_report *report = three(), *back;

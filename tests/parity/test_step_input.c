@@ -302,6 +302,7 @@ Test(step_input, options_without_effect_are_refused)
 {
     static const char *const rows[][2] = {
         {"--engine ref --variant k0", "--variant has no meaning with --engine ref"},
+        {"--engine ref --enable-cuda-graph", "--enable-cuda-graph has no meaning with --engine ref"},
         {"--engine ref --engine-program /bin/true", "--engine-program has no meaning with --engine ref"},
         {"--engine ref --lr 1 --lr-warmup-iters 10", "lr_warmup_iters 10 must be less than"},
         {"--engine sim --lr 1 --lr-warmup-iters 10", "lr_warmup_iters 10 must be less than"},
