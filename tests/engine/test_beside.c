@@ -19,10 +19,11 @@ static const char model_text[] =
 #define SUMS "--async-tensor-model-parallel-allreduce"
 enum { VOCAB = 37 };
 
+static int64_t train[4] = {2, 4, 2, 7};
+
 static const char *write_inputs(void)
 {
     static char model[ENGINE_PATH];
-    const int64_t train[4] = {2, 4, 2, 7};
     snprintf(model, sizeof model, "%s/model", engine_folder);
     engine_write_config(model, model_text);
     engine_write_batch(engine_file("train"), train, 4, VOCAB, 3);
@@ -132,6 +133,15 @@ Test(engine_beside, splits_tp2_sp_dp2_zero3)
 Test(engine_beside, splits_tp2_pp3)
 {
     same_bits("tp2,pp3", 6, "--precision bf16", SPLITS);
+}
+/* Fewer rows than splits: three, or pieces of two and one; of four ranks one has none. */
+Test(engine_beside, splits_of_few_rows)
+{
+    train[2] = 1;
+    train[3] = 3;
+    same_bits("tp2", 2, "--precision fp32", SPLITS);
+    same_bits("tp2,sp", 2, "--precision bf16", SPLITS);
+    same_bits("tp4,sp", 4, "--precision fp32", SPLITS " " SUMS);
 }
 Test(engine_beside, splits_that_run_again)
 {
