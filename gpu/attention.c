@@ -2,9 +2,9 @@
 #include "gpu/documents.h"
 #include "gpu/layer.h"
 #include "gpu/parallel/context.h"
+#include "gpu/parallel/linear.h"
 #include "gpu/parallel/tensor.h"
 #include "gpu/qk_layernorm.h"
-#include "gpu/weight_grads.h"
 #include <stddef.h>
 
 /* [S,B,heads,D] with this rank's heads (the operations see [T,heads,D]); d 0: [S,B,heads]. */
@@ -137,30 +137,42 @@ static assay_status heads_fwd(gpu_model *m, gpu_microbatch_state *mb, const gpu_
     return c->qk_layernorm ? heads_normed_fwd(m, mb, w, a, qkv) : heads_turned_fwd(m, mb, a, qkv);
 }
 
+static gpu_column_linear linear_qkv(const gpu_model *m, const gpu_attention_params *w)
+{
+    return (gpu_column_linear){.at = "self_attention.linear_qkv",
+                               .reduce = "self_attention.reduce_grad",
+                               .gather = "self_attention.gather",
+                               .weight = w->linear_qkv,
+                               .bias = w->linear_qkv_bias,
+                               .sp = m->sp};
+}
+
+static gpu_row_linear linear_proj(const gpu_model *m, const gpu_attention_params *w)
+{
+    return (gpu_row_linear){.at = "self_attention.linear_proj",
+                            .reduce = "self_attention.reduce",
+                            .weight = w->linear_proj,
+                            .bias = w->linear_proj_bias,
+                            .sp = m->sp};
+}
+
 static assay_status attention_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *acts,
                                   gpu_value *y, gpu_value *x)
 {
-    gpu_run *run = m->run;
     const gpu_attention_params *w = &l->attention;
     gpu_attention_acts *a = &acts->attention;
     gpu_arena *temp = &m->scratch;
     gpu_value qkv;
     a->documents = m->packed ? &mb->documents : NULL;
-    ASSAY_TRY(gpu_column_parallel_input(m, gpu_module_arena(m, mb, ASSAY_RECOMPUTE_LAYERNORM), m->sp,
-                                        "self_attention.gather", &a->whole, x));
-    ASSAY_TRY(GPU_CALL(run, "linear_fwd", "self_attention.linear_qkv", GPU_T("x", &a->whole),
-                       GPU_T("weight", gpu_param_use(m, w->linear_qkv)),
-                       GPU_T("bias", gpu_param_use(m, w->linear_qkv_bias)),
-                       GPU_NEW("y", &qkv, gpu_tokens(m, temp, false, gpu_dim_qkv(m)))));
+    const gpu_column_linear columns = linear_qkv(m, w);
+    const gpu_row_linear rows = linear_proj(m, w);
+    qkv = gpu_tokens(m, temp, false, gpu_dim_qkv(m));
+    ASSAY_TRY(gpu_column_linear_fwd(m, gpu_module_arena(m, mb, ASSAY_RECOMPUTE_LAYERNORM), &columns, &qkv,
+                                    &a->whole, x));
     ASSAY_TRY(heads_fwd(m, mb, w, a, &qkv));
     ASSAY_TRY(gpu_context_attention_fwd(m, gpu_module_arena(m, mb, ASSAY_RECOMPUTE_CORE_ATTN), l, a));
-    ASSAY_TRY(
-        GPU_CALL(run, "linear_fwd", "self_attention.linear_proj", GPU_T("x", &a->o),
-                 GPU_T("weight", gpu_param_use(m, w->linear_proj)),
-                 GPU_T("bias", gpu_row_parallel_bias(m, w->linear_proj_bias)),
-                 GPU_NEW("y", &a->proj,
-                         gpu_partial(m, gpu_tokens(m, temp, false, gpu_dim_hidden(m)), ASSAY_GROUP_TP))));
-    return gpu_row_parallel_output(m, temp, m->sp, "self_attention.reduce", y, &a->proj);
+    a->proj = gpu_partial(m, gpu_tokens(m, temp, false, gpu_dim_hidden(m)), ASSAY_GROUP_TP);
+    return gpu_row_linear_fwd(m, temp, &rows, y, &a->proj, &a->o);
 }
 
 static assay_status attention_again(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l,
@@ -296,26 +308,16 @@ static assay_status heads_bwd(gpu_model *m, const gpu_attention_params *w, gpu_a
 static assay_status attention_bwd(gpu_model *m, gpu_layer *l, gpu_layer_acts *acts, gpu_value *dx,
                                   gpu_value *dy)
 {
-    gpu_run *run = m->run;
     const gpu_attention_params *w = &l->attention;
+    const gpu_column_linear columns = linear_qkv(m, w);
+    const gpu_row_linear rows = linear_proj(m, w);
     gpu_attention_acts *a = &acts->attention;
-    gpu_value dproj, d_o, dq, dk, dv, dqkv, dwhole;
-    ASSAY_TRY(gpu_row_parallel_output_bwd(m, m->sp, "self_attention.reduce", &dproj, dy, &a->proj));
-    ASSAY_TRY(gpu_linear_bwd_bias(m, "self_attention.linear_proj", &dproj, w->linear_proj_bias));
-    ASSAY_TRY(gpu_linear_bwd_weight(m, "self_attention.linear_proj", &dproj, &a->o, w->linear_proj));
-    ASSAY_TRY(GPU_CALL(run, "linear_bwd_input", "self_attention.linear_proj", GPU_T("dy", &dproj),
-                       GPU_T("weight", gpu_param_use(m, w->linear_proj)),
-                       GPU_NEW("dx", &d_o, gpu_grad_of(m, &a->o))));
+    gpu_value d_o = gpu_grad_of(m, &a->o), dq, dk, dv, dqkv, dwhole;
+    ASSAY_TRY(gpu_row_linear_bwd(m, &rows, &d_o, dy, &a->o, &a->proj));
     ASSAY_TRY(gpu_context_attention_bwd(m, l, a, &dq, &dk, &dv, &d_o));
     ASSAY_TRY(heads_bwd(m, w, a, &dqkv, &dq, &dk, &dv));
-    const gpu_column_linear c = {.at = "self_attention.linear_qkv",
-                                 .reduce = "self_attention.reduce_grad",
-                                 .gather = "self_attention.gather",
-                                 .weight = w->linear_qkv,
-                                 .bias = w->linear_qkv_bias,
-                                 .sp = m->sp};
     dwhole = gpu_partial(m, gpu_grad_of(m, &a->whole), ASSAY_GROUP_TP);
-    return gpu_column_linear_bwd(m, &c, dx, &dwhole, &dqkv, &a->whole, &acts->input_norm);
+    return gpu_column_linear_bwd(m, &columns, dx, &dwhole, &dqkv, &a->whole, &acts->input_norm);
 }
 
 static const gpu_kind_param params[] = {

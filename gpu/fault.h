@@ -74,6 +74,14 @@ typedef enum {
     "unwaited_input_gradient" /* its sum over tp does not wait for it (--async-tensor-model-parallel-allreduce) */
 #define GPU_SWITCH_UNWAITED_SUM                                                                              \
     "unwaited_sum" /* nobody waits for that sum (--async-tensor-model-parallel-allreduce) */
+#define GPU_SWITCH_UNWAITED_PIECE                                                                            \
+    "unwaited_piece" /* tokens are gathered over tp before they are made (--tp-comm-overlap) */
+#define GPU_SWITCH_UNWAITED_SPLIT                                                                            \
+    "unwaited_split" /* products do not wait for the rows of their split (--tp-comm-overlap) */
+#define GPU_SWITCH_UNWAITED_PARTIAL                                                                          \
+    "unwaited_partial" /* rows of a product are summed over tp before they are made (--tp-comm-overlap) */
+#define GPU_SWITCH_UNWAITED_SPLIT_SUM                                                                        \
+    "unwaited_split_sum" /* nobody waits for these sums (--tp-comm-overlap) */
 #define GPU_SWITCH_UNWAITED_ROWS                                                                             \
     "unwaited_rows" /* token rows are sent before they are made (--moe-alltoall-halves) */
 #define GPU_SWITCH_UNWAITED_HALF                                                                             \

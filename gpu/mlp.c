@@ -1,30 +1,42 @@
 /* SwiGLU MLP, column- then row-parallel: the dense MLP of a layer and the shared expert.  docs/OPS.md section 9. */
 #include "gpu/layer.h"
+#include "gpu/parallel/linear.h"
 #include "gpu/parallel/tensor.h"
-#include "gpu/weight_grads.h"
 #include <stddef.h>
+
+static gpu_column_linear linear_fc1(const gpu_mlp_desc *d)
+{
+    return (gpu_column_linear){.at = d->linear_fc1,
+                               .reduce = d->reduce_grad,
+                               .gather = d->gather,
+                               .weight = d->params->linear_fc1,
+                               .bias = d->params->linear_fc1_bias,
+                               .sp = d->sp};
+}
+
+static gpu_row_linear linear_fc2(const gpu_mlp_desc *d)
+{
+    return (gpu_row_linear){.at = d->linear_fc2,
+                            .reduce = d->reduce,
+                            .weight = d->params->linear_fc2,
+                            .bias = d->params->linear_fc2_bias,
+                            .sp = d->sp};
+}
 
 assay_status gpu_mlp_fwd(gpu_model *m, gpu_microbatch_state *mb, const gpu_mlp_desc *d, gpu_mlp_acts *a,
                          gpu_arena *arena, gpu_value *y, gpu_value *x)
 {
     gpu_run *run = m->run;
-    const gpu_mlp_params *w = d->params;
+    const gpu_column_linear columns = linear_fc1(d);
+    const gpu_row_linear rows = linear_fc2(d);
     gpu_arena *keep = gpu_module_arena(m, mb, d->module),
               *of_input = gpu_module_arena(m, mb, d->module | ASSAY_RECOMPUTE_LAYERNORM);
-    ASSAY_TRY(gpu_column_parallel_input(m, of_input, d->sp, d->gather, &a->whole, x));
-    ASSAY_TRY(GPU_CALL(run, "linear_fwd", d->linear_fc1, GPU_T("x", &a->whole),
-                       GPU_T("weight", gpu_param_use(m, w->linear_fc1)),
-                       GPU_T("bias", gpu_param_use(m, w->linear_fc1_bias)),
-                       GPU_NEW("y", &a->fc1, gpu_tokens(m, keep, false, gpu_dim_tp(m, 2 * d->width, 2)))));
+    a->fc1 = gpu_tokens(m, keep, false, gpu_dim_tp(m, 2 * d->width, 2));
+    ASSAY_TRY(gpu_column_linear_fwd(m, of_input, &columns, &a->fc1, &a->whole, x));
     ASSAY_TRY(GPU_CALL(run, "swiglu_fwd", d->activation, GPU_T("x", &a->fc1),
                        GPU_NEW("y", &a->act, gpu_tokens(m, keep, false, gpu_dim_tp(m, d->width, 1)))));
-    ASSAY_TRY(
-        GPU_CALL(run, "linear_fwd", d->linear_fc2, GPU_T("x", &a->act),
-                 GPU_T("weight", gpu_param_use(m, w->linear_fc2)),
-                 GPU_T("bias", gpu_row_parallel_bias(m, w->linear_fc2_bias)),
-                 GPU_NEW("y", &a->fc2,
-                         gpu_partial(m, gpu_tokens(m, arena, false, gpu_dim_hidden(m)), ASSAY_GROUP_TP))));
-    return gpu_row_parallel_output(m, arena, d->sp, d->reduce, y, &a->fc2);
+    a->fc2 = gpu_partial(m, gpu_tokens(m, arena, false, gpu_dim_hidden(m)), ASSAY_GROUP_TP);
+    return gpu_row_linear_fwd(m, arena, &rows, y, &a->fc2, &a->act);
 }
 
 assay_status gpu_mlp_input_again(gpu_model *m, gpu_microbatch_state *mb, const gpu_mlp_desc *d,
@@ -37,26 +49,16 @@ assay_status gpu_mlp_bwd(gpu_model *m, const gpu_mlp_desc *d, gpu_mlp_acts *a, g
                          const gpu_value *x)
 {
     gpu_run *run = m->run;
-    const gpu_mlp_params *w = d->params;
-    gpu_value dfc2, dact, dfc1, dwhole;
-    ASSAY_TRY(gpu_row_parallel_output_bwd(m, d->sp, d->reduce, &dfc2, dy, &a->fc2));
-    ASSAY_TRY(gpu_linear_bwd_bias(m, d->linear_fc2, &dfc2, w->linear_fc2_bias));
-    ASSAY_TRY(gpu_linear_bwd_weight(m, d->linear_fc2, &dfc2, &a->act, w->linear_fc2));
-    ASSAY_TRY(GPU_CALL(run, "linear_bwd_input", d->linear_fc2, GPU_T("dy", &dfc2),
-                       GPU_T("weight", gpu_param_use(m, w->linear_fc2)),
-                       GPU_NEW("dx", &dact, gpu_grad_of(m, &a->act))));
+    const gpu_column_linear columns = linear_fc1(d);
+    const gpu_row_linear rows = linear_fc2(d);
+    gpu_value dact = gpu_grad_of(m, &a->act), dfc1, dwhole;
+    ASSAY_TRY(gpu_row_linear_bwd(m, &rows, &dact, dy, &a->act, &a->fc2));
     ASSAY_TRY(GPU_CALL(run, "swiglu_bwd", d->activation, GPU_T("dy", &dact), GPU_T("x", &a->fc1),
                        GPU_NEW("dx", &dfc1, gpu_grad_of(m, &a->fc1))));
     dwhole =
         d->only_branch ? gpu_grad_of(m, &a->whole) : gpu_tokens(m, &m->scratch, false, gpu_dim_hidden(m));
     dwhole = gpu_partial(m, dwhole, ASSAY_GROUP_TP);
-    const gpu_column_linear c = {.at = d->linear_fc1,
-                                 .reduce = d->reduce_grad,
-                                 .gather = d->gather,
-                                 .weight = w->linear_fc1,
-                                 .bias = w->linear_fc1_bias,
-                                 .sp = d->sp};
-    return gpu_column_linear_bwd(m, &c, dx, &dwhole, &dfc1, &a->whole, d->only_branch ? x : NULL);
+    return gpu_column_linear_bwd(m, &columns, dx, &dwhole, &dfc1, &a->whole, d->only_branch ? x : NULL);
 }
 
 /* --- the dense MLP of a layer ------------------------------------------------------------------------------- */

@@ -314,8 +314,8 @@ static assay_status call_arena(gpu_model *m)
                         m->config->moe_shared_expert_intermediate_size > 0;
     if (beside)
         ASSAY_TRY(gpu_side_create(m->run));
-    const bool sums =
-        m->options->async_tensor_model_parallel_allreduce && m->tp > 1 && !gpu_run_is_watched(m->run);
+    const bool sums = (m->options->async_tensor_model_parallel_allreduce || m->options->tp_comm_overlap) &&
+                      m->tp > 1 && !gpu_run_is_watched(m->run);
     return sums || gpu_has_halves(m) ? gpu_beside_create(m->run) : ASSAY_OK;
 }
 

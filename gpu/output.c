@@ -2,6 +2,7 @@
 #include "gpu/output.h"
 
 #include "gpu/describe.h"
+#include "gpu/parallel/linear.h"
 #include "gpu/parallel/tensor.h"
 #include "gpu/weight_grads.h"
 

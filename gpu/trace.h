@@ -52,11 +52,14 @@ typedef struct gpu_side {
 } gpu_side;
 
 /* A communication stream beside products (gpu/beside.h). */
+enum { GPU_SPLITS = 4 }; /* most splits of the tokens over tp */
 enum {
-    GPU_BESIDE_SUM,        /* of an input's gradient over tp */
+    GPU_BESIDE_SUM,        /* of an input's gradient over tp, or of any product in splits of the rows */
     GPU_BESIDE_FIRST_HALF, /* rows of half h of the experts have arrived: + h */
     GPU_BESIDE_SECOND_HALF,
-    GPU_BESIDE_RETURNED, /* rows of the experts are back */
+    GPU_BESIDE_RETURNED,    /* rows of the experts are back */
+    GPU_BESIDE_FIRST_SPLIT, /* rows of split c of the tokens have arrived over tp: + c (gpu/parallel/splits.h) */
+    GPU_BESIDE_LAST_SPLIT = GPU_BESIDE_FIRST_SPLIT + GPU_SPLITS - 1,
     GPU_BESIDE_SLOTS
 };
 typedef struct gpu_beside {

@@ -167,6 +167,9 @@ static const assay_option_row table[] = {
      0, 0, NULL, "BOOL",
      "sum the gradient of a column-parallel linear's input over tp while the weight's gradient is computed",
      "Run", EVERYWHERE},
+    {"tp_comm_overlap", ASSAY_OPT_BOOL, MEMBER(tp_comm_overlap), 0, 0, NULL, "BOOL",
+     "linears cut over tp in splits of the rows: one split is gathered or summed while another is multiplied",
+     "Run", EVERYWHERE},
     {"enable_cuda_graph", ASSAY_OPT_BOOL, MEMBER(enable_cuda_graph), 0, 0, NULL, "BOOL",
      "launch the forward and the backward of a microbatch as CUDA graphs (engines gpu, sim; dense models, dp "
      "and zero1)",

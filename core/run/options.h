@@ -89,6 +89,8 @@ typedef struct assay_train_options {
     bool overlap_param_gather; /* gathers of parameters run ahead of their use */
     bool
         async_tensor_model_parallel_allreduce; /* the sum of an input's gradient over tp runs beside the product of the weight's */
+    bool
+        tp_comm_overlap; /* collectives over tp of some rows run beside the products that feed or follow them */
     bool enable_cuda_graph; /* the engine launches a microbatch's passes as graphs: gpu/graph.h */
     assay_recompute_granularity recompute_granularity;
     assay_recompute_method recompute_method;

@@ -129,6 +129,14 @@ assay_status gpu_column_parallel_input(gpu_model *m, gpu_arena *arena, bool sp, 
     return ASSAY_OK;
 }
 
+gpu_value gpu_column_parallel_input_grad(gpu_model *m, bool sp, const char *at_gather, gpu_dim last,
+                                         const gpu_value *x)
+{
+    if (!sp)
+        return gpu_tokens(m, &m->scratch, false, last);
+    return x ? gpu_grad_of(m, x) : gpu_named(m, gpu_tokens(m, &m->scratch, true, last), at_gather, "dx");
+}
+
 assay_status gpu_column_parallel_input_bwd(gpu_model *m, bool sp, const char *at_reduce,
                                            const char *at_gather, gpu_value *dx, gpu_value *dwhole,
                                            const gpu_value *x)
@@ -137,13 +145,9 @@ assay_status gpu_column_parallel_input_bwd(gpu_model *m, bool sp, const char *at
         *dx = *dwhole;
         return ASSAY_OK;
     }
-    if (sp) {
-        *dx = x ? gpu_grad_of(m, x)
-                : gpu_named(m, gpu_tokens(m, &m->scratch, true, dwhole->dim[2]), at_gather, "dx");
-        return gpu_gather_from_sequence_parallel_region_bwd(m, at_gather, dx, dwhole);
-    }
-    *dx = gpu_tokens(m, &m->scratch, false, dwhole->dim[2]);
-    return gpu_copy_to_tensor_parallel_region_bwd(m, at_reduce, dx, dwhole);
+    *dx = gpu_column_parallel_input_grad(m, sp, at_gather, dwhole->dim[2], x);
+    return sp ? gpu_gather_from_sequence_parallel_region_bwd(m, at_gather, dx, dwhole)
+              : gpu_copy_to_tensor_parallel_region_bwd(m, at_reduce, dx, dwhole);
 }
 
 assay_status gpu_row_parallel_output(gpu_model *m, gpu_arena *arena, bool sp, const char *at, gpu_value *y,

@@ -57,6 +57,9 @@ assay_status gpu_column_parallel_input(gpu_model *m, gpu_arena *arena, bool sp, 
 assay_status gpu_column_parallel_input_bwd(gpu_model *m, bool sp, const char *at_reduce,
                                            const char *at_gather, gpu_value *dx, gpu_value *dwhole,
                                            const gpu_value *x);
+/* That dx as a description, tp > 1. */
+gpu_value gpu_column_parallel_input_grad(gpu_model *m, bool sp, const char *at_gather, gpu_dim last,
+                                         const gpu_value *x);
 /* Output of a row-parallel linear: *y is `partial` itself (tp 1), its sum, or with sp a piece of the sum. */
 assay_status gpu_row_parallel_output(gpu_model *m, gpu_arena *arena, bool sp, const char *at, gpu_value *y,
                                      gpu_value *partial);

@@ -16,7 +16,8 @@ typedef struct change {
 } change;
 
 /* Communication beside compute is the same communication, a shared expert beside the dispatch the same expert, and rows that travel in
- * halves are the same rows: without it what had it, with it what had it not. */
+ * halves are the same rows: without it what had it, with it what had it not.  Splits over tp are products of fewer rows and shorter
+ * sums: the same bits where a row's and an element's do not depend on the others, which neither cuBLASLt nor NCCL promises on a device. */
 static assay_status turn_overlap(const parity_task_state *s, assay_train_options *o, bool *any)
 {
     assay_parallel_config p;
@@ -37,9 +38,12 @@ static assay_status turn_overlap(const parity_task_state *s, assay_train_options
         o->overlap_param_gather = p.zero_stage > 0 && !o->overlap_param_gather;
     if (shared)
         o->moe_shared_expert_overlap = !o->moe_shared_expert_overlap;
-    const bool sums = p.tensor_model_parallel_size > 1;
-    if (sums)
+    const bool sums = p.tensor_model_parallel_size > 1,
+               simulated = json_is_true(json_object_get(s->e->doctor, "simulated"));
+    if (sums) {
         o->async_tensor_model_parallel_allreduce = !o->async_tensor_model_parallel_allreduce;
+        o->tp_comm_overlap = simulated && !o->tp_comm_overlap;
+    }
     if (halves)
         o->moe_alltoall_halves = !o->moe_alltoall_halves;
     *any = reduces || shared || sums || halves;

@@ -4,11 +4,12 @@
 
 TestSuite(engine_beside, .init = engine_setup, .fini = engine_teardown, .timeout = 300);
 
-/* Biases of qkv, a shared expert, three experts for each of two ranks, an odd number of tokens. */
+/* Biases of all dense linears, a shared expert, three experts for each of two ranks, an odd number of tokens. */
 static const char model_text[] =
     "{\"model_type\":\"megatron\",\"num_layers\":3,\"hidden_size\":24,\"ffn_hidden_size\":20,"
     "\"num_attention_heads\":4,\"num_query_groups\":2,\"kv_channels\":8,\"vocab_size\":37,\"qk_layernorm\":"
-    "true,\"add_qkv_bias\":true,\"init_method_std\":0.2,\"num_moe_experts\":6,\"moe_router_topk\":2,"
+    "true,\"add_qkv_bias\":true,\"add_proj_bias\":true,\"add_mlp_bias\":true,\"init_method_std\":0.2,\"num_"
+    "moe_experts\":6,\"moe_router_topk\":2,"
     "\"moe_ffn_hidden_size\":12,\"moe_router_enable_expert_bias\":true,\"moe_router_score_function\":"
     "\"sigmoid\",\"moe_shared_expert_intermediate_size\":12,\"moe_shared_expert_gate\":true,"
     "\"layer_is_moe\":[true,false,true]}";
@@ -18,10 +19,11 @@ static const char model_text[] =
 #define SUMS "--async-tensor-model-parallel-allreduce"
 enum { VOCAB = 37 };
 
+static int64_t train[4] = {2, 4, 2, 7};
+
 static const char *write_inputs(void)
 {
     static char model[ENGINE_PATH];
-    const int64_t train[4] = {2, 4, 2, 7};
     snprintf(model, sizeof model, "%s/model", engine_folder);
     engine_write_config(model, model_text);
     engine_write_batch(engine_file("train"), train, 4, VOCAB, 3);
@@ -92,6 +94,87 @@ Test(engine_beside, a_sum_that_nobody_waits_for_shows)
 {
     must_show("tp2", SUMS, "unwaited_sum");
     must_show("tp2,sp", SUMS, "unwaited_sum");
+}
+
+/* --- linears cut over tp in splits of the rows ---------------------------------------------------------------- */
+#define SPLITS "--tp-comm-overlap"
+
+/* 28 tokens: four splits of seven rows; with sp pieces of 4 and 3 positions, whose rows four does not divide. */
+Test(engine_beside, splits_tp2)
+{
+    same_bits("tp2", 2, "--precision fp32", SPLITS);
+    same_bits("tp2", 2, "--precision bf16", SPLITS " " SUMS);
+}
+Test(engine_beside, splits_tp2_sp)
+{
+    same_bits("tp2,sp", 2, "--precision fp32", SPLITS " " SUMS);
+    same_bits("tp2,sp", 2, "--precision bf16", SPLITS);
+}
+Test(engine_beside, splits_tp4_sp)
+{
+    same_bits("tp4,sp", 4, "--precision bf16", SPLITS);
+}
+Test(engine_beside, splits_tp2_sp_cp2)
+{
+    same_bits("tp2,sp,cp2", 4, "--precision fp32", SPLITS);
+}
+/* The shared expert has its splits on the second compute stream, the halves of the others share the communication stream. */
+Test(engine_beside, splits_of_a_shared_expert_beside_the_dispatch)
+{
+    same_bits("tp2,sp,ep2", 2, "--precision bf16",
+              SPLITS " --moe-shared-expert-overlap --moe-alltoall-halves");
+    same_bits("tp2,ep2", 2, "--precision fp32", SPLITS " " SUMS " --moe-shared-expert-overlap");
+}
+Test(engine_beside, splits_tp2_sp_dp2_zero3)
+{
+    same_bits("tp2,sp,dp2,zero3", 4, "--precision bf16",
+              SPLITS " --overlap-grad-reduce --overlap-param-gather");
+}
+Test(engine_beside, splits_tp2_pp3)
+{
+    same_bits("tp2,pp3", 6, "--precision bf16", SPLITS);
+}
+/* Fewer rows than splits: three, or pieces of two and one; of four ranks one has none. */
+Test(engine_beside, splits_of_few_rows)
+{
+    train[2] = 1;
+    train[3] = 3;
+    same_bits("tp2", 2, "--precision fp32", SPLITS);
+    same_bits("tp2,sp", 2, "--precision bf16", SPLITS);
+    same_bits("tp4,sp", 4, "--precision fp32", SPLITS " " SUMS);
+}
+Test(engine_beside, splits_that_run_again)
+{
+    same_bits("tp2,sp", 2, "--precision bf16 --recompute-granularity full", SPLITS);
+    same_bits("tp2,sp", 2,
+              "--precision bf16 --recompute-granularity selective --recompute-modules "
+              "core_attn,layernorm,mlp,moe_act,shared_experts",
+              SPLITS " " SUMS " --moe-shared-expert-overlap");
+}
+Test(engine_beside, splits_unfused_frozen_and_in_parts)
+{
+    same_bits("tp2,sp", 2, "--precision bf16 --gradient-accumulation-fusion=false", SPLITS);
+    same_bits("tp2", 2, "--precision bf16 --freeze decoder.layers.*.self_attention.linear_*.weight", SPLITS);
+    same_bits("tp2,sp", 2, "--precision fp32 --loss-subbatch-sequence-length 3", SPLITS);
+}
+Test(engine_beside, tokens_that_are_not_made_yet_show)
+{
+    must_show("tp2,sp", SPLITS, "unwaited_piece");
+}
+Test(engine_beside, a_split_that_nobody_waits_for_shows)
+{
+    must_show("tp2,sp", SPLITS, "unwaited_split");
+    must_show("tp2,sp", SPLITS " --recompute-granularity full", "unwaited_split");
+}
+Test(engine_beside, rows_that_are_summed_before_they_are_made_show)
+{
+    must_show("tp2", SPLITS, "unwaited_partial");
+    must_show("tp2,sp", SPLITS, "unwaited_partial");
+}
+Test(engine_beside, sums_of_splits_that_nobody_waits_for_show)
+{
+    must_show("tp2", SPLITS, "unwaited_split_sum");
+    must_show("tp2,sp", SPLITS " " SUMS, "unwaited_split_sum");
 }
 
 /* --- the experts' rows in halves ------------------------------------------------------------------------------ */
