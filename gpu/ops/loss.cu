@@ -148,18 +148,19 @@ __global__ void cross_entropy_bwd_k1(T *dlogits, const float *logits, const floa
     for (int64_t row = (int64_t)blockIdx.y * blockDim.y + threadIdx.y; row < t; row += step) {
         const int64_t target = targets[row], column = target - vocab_start;
         const int hit = column >= 0 && column < v ? (int)column : -1;
+        const bool counts = target != LOSS_IGNORE; /* else no logit is read */
         const float shift = lse[row];
         float d[LOSS_FOURS][LOSS_FOUR] = {};
         GPU_UNROLL
         for (int k = 0; k < LOSS_FOURS; ++k)
-            if (target != LOSS_IGNORE && first + k * apart < v) /* else no logit is read */
+            if (counts && first + k * apart < v)
                 gpu_load_n(d[k], logits + row * v + first + k * apart);
         GPU_UNROLL
         for (int k = 0; k < LOSS_FOURS; ++k) {
             const int i = first + k * apart;
             if (i >= v)
                 continue;
-            for (int j = 0; target != LOSS_IGNORE && j < LOSS_FOUR; ++j)
+            for (int j = 0; counts && j < LOSS_FOUR; ++j)
                 d[k][j] = cross_entropy_slope(d[k][j], shift, i + j == hit, scale);
             gpu_store_n(dlogits + row * v + i, d[k]);
         }
