@@ -7,6 +7,7 @@
  *   results    float[MT][NT][4]: 16 MT rows, 8 NT columns; mma_row and mma_column say which a register holds
  *   mma_abt    result += A B^T, B a tile of 8 NT rows; mma_ab: result += A B, B columns of a tile, or result += round(P) B, P a
  *              result, B a tile
+ *   mma_row_of_four            a row of four neighbouring results as bf16, 8 columns a lane, to store 16 bytes at once
  *   mma_copy16, mma_commit, mma_wait   16 bytes from global memory to a tile (cp.async), or zeros
  *
  * All 32 lanes of a warp call them together.  On a device: mma.m16n8k16, ldmatrix, cp.async of sm_80; k ascends in steps of 16.  In
@@ -14,7 +15,7 @@
 #ifndef GPU_MMA_CUH
 #define GPU_MMA_CUH
 
-#include "gpu/device.cuh"
+#include "gpu/vector.cuh"
 
 #if ASSAY_SIM
 #include "assay_sim_matrix.h"
@@ -37,6 +38,27 @@ __device__ static __forceinline__ int mma_row(int lane, int e)
 __device__ static __forceinline__ int mma_column(int lane, int e)
 {
     return 2 * (lane & 3) + (e & 1);
+}
+
+/* The four lanes that hold a row have two columns of each result: stored as they are, half sectors.  pair[j]: this lane's columns of
+ * result j, in one row; returned: that row of result lane % 4, all 8 columns, rounded.  A transposition of 4 x 4 words. */
+__device__ static __forceinline__ uint4 mma_row_of_four(const float (&pair)[4][2], int lane)
+{
+    unsigned w[4];
+    GPU_UNROLL
+    for (int j = 0; j < 4; ++j)
+        w[j] = gpu_pair(pair[j][0], pair[j][1]);
+    GPU_UNROLL
+    for (int apart = 1; apart < 4; apart *= 2)
+        GPU_UNROLL
+    for (int i = 0; i < 2; ++i) {
+        const int low = apart == 1 ? 2 * i : i, high = low + apart;
+        const bool upper = (lane & apart) != 0;
+        const unsigned got = __shfl_xor_sync(gpu_all_lanes, upper ? w[low] : w[high], apart);
+        w[low] = upper ? got : w[low];
+        w[high] = upper ? w[high] : got;
+    }
+    return make_uint4(w[0], w[1], w[2], w[3]);
 }
 
 template <int D, int MT> struct mma_rows {

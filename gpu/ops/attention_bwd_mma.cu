@@ -141,8 +141,7 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
     GPU_UNROLL
     for (int h = 0; h < 2; ++h) {
         const int64_t row = query(warp * 16 + mma_row(lane, 2 * h));
-        if (row >= 0)
-            attention_store_row<D>(dq + row * a.d, acc, h, a.d, a.scale);
+        attention_store_row(dq + row * a.d, acc, 0, h, a.d, a.scale, row >= 0);
     }
 }
 
@@ -251,12 +250,10 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
     GPU_UNROLL
     for (int h = 0; h < 2; ++h) {
         const int64_t key = key_of(warp * 16 + mma_row(lane, 2 * h));
-        if (key < 0)
-            continue;
         if constexpr ((OF & OF_DK) != 0)
-            attention_store_row<D>(dk + key * a.d, acc_k, h, a.d, a.scale);
+            attention_store_row(dk + key * a.d, acc_k, 0, h, a.d, a.scale, key >= 0);
         if constexpr ((OF & OF_DV) != 0)
-            attention_store_row<DV>(dv + key * a.dv, acc_v, h, a.dv, 1.0f);
+            attention_store_row(dv + key * a.dv, acc_v, 0, h, a.dv, 1.0f, key >= 0);
     }
 }
 

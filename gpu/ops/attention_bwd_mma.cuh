@@ -132,21 +132,4 @@ __device__ static __forceinline__ void attention_copy_both(bf16 *x_tile, const b
     }
 }
 
-/* Row h of this lane of a result, times scale; width: of the tensor. */
-template <int D>
-__device__ static __forceinline__ void attention_store_row(bf16 *to, const attention_sums<D, 1> &acc, int h,
-                                                           int64_t width, float scale)
-{
-    const int lane = (int)threadIdx.x % GPU_WARP;
-    GPU_UNROLL
-    for (int i = 0; i < attention_parts(D); ++i)
-        GPU_UNROLL
-    for (int d = 0; d < attention_part(D) / 8; ++d) {
-        const float *of = acc.part[i][0][d] + 2 * h;
-        const int column = attention_column<D>(i, d, lane, 0);
-        if (column < width)
-            *(__nv_bfloat162 *)(to + column) = __floats2bfloat162_rn(scale * of[0], scale * of[1]);
-    }
-}
-
 #endif

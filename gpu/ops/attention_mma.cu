@@ -198,20 +198,11 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
         GPU_UNROLL
     for (int h = 0; h < 2; ++h) {
         const int64_t query = query_of(m, h);
-        const float whole = attention_quad_sum(sum[m][h]), share = 1.0f / whole;
+        const float whole = attention_quad_sum(sum[m][h]);
         const bool some = (any >> (2 * m + h) & 1u) != 0;
+        attention_store_row(o + query * a.dv, acc, m, h, a.dv, some ? 1.0f / whole : 0.0f, query >= 0);
         if (query < 0)
             continue;
-        GPU_UNROLL
-        for (int i = 0; i < PARTS; ++i)
-            GPU_UNROLL
-        for (int d = 0; d < DT; ++d) {
-            const float *of = acc.part[i][m][d];
-            const int column = attention_column<DV>(i, d, lane, 0);
-            if (column < a.dv)
-                *(__nv_bfloat162 *)(o + query * a.dv + column) = __floats2bfloat162_rn(
-                    some ? of[2 * h] * share : 0.0f, some ? of[2 * h + 1] * share : 0.0f);
-        }
         const float shift = reference[m][h] == -INFINITY ? 0.0f : reference[m][h];
         if (mma_column(lane, 0) == 0)
             lse[query] = some ? fmaf(shift, LN2, logf(whole)) : -INFINITY;

@@ -116,6 +116,31 @@ template <int D> __device__ static __forceinline__ int attention_column(int i, i
     return i * attention_part(D) + d * 8 + mma_column(lane, e);
 }
 
+/* Row h of this lane of tile m of a result, times scale, to a tensor's row of `width` columns; there: whether the tensor has the row.
+ * All lanes of the warp. */
+template <int D, int MT>
+__device__ static __forceinline__ void attention_store_row(bf16 *to, const attention_sums<D, MT> &of, int m,
+                                                           int h, int64_t width, float scale, bool there)
+{
+    const int lane = (int)threadIdx.x % GPU_WARP;
+    static_assert(attention_part(D) % 32 == 0, "four tiles of 8 columns at once");
+    GPU_UNROLL
+    for (int i = 0; i < attention_parts(D); ++i)
+        GPU_UNROLL
+    for (int d = 0; d < attention_part(D) / 8; d += 4) {
+        float pair[4][2];
+        GPU_UNROLL
+        for (int j = 0; j < 4; ++j)
+            GPU_UNROLL
+        for (int e = 0; e < 2; ++e)
+            pair[j][e] = scale * of.part[i][m][d + j][2 * h + e];
+        const uint4 eight = mma_row_of_four(pair, lane);
+        const int column = i * attention_part(D) + (d + lane % 4) * 8;
+        if (there && column < width)
+            gpu_write_words(to + column, eight);
+    }
+}
+
 /* Lanes of a warp that hold the same rows of a result: mma_row. */
 enum { ATTENTION_MMA_QUAD = 4 };
 

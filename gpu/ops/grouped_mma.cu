@@ -98,6 +98,29 @@ __device__ static __forceinline__ void each_pair(const float (&acc)[2][4][4], in
     }
 }
 
+/* What a warp holds of a block's elements, rounded: to rows of `stride` numbers, 16 bytes a lane. */
+__device__ static __forceinline__ void store_rows(bf16 *to, int stride, const float (&acc)[2][4][4], int rows,
+                                                  int columns)
+{
+    const int warp = (int)threadIdx.x / GPU_WARP, lane = (int)threadIdx.x % GPU_WARP;
+    const int column = warp % 2 * PART + lane % 4 * 8;
+    GPU_UNROLL
+    for (int m = 0; m < 2; ++m)
+        GPU_UNROLL
+    for (int h = 0; h < 2; ++h) {
+        float pair[4][2];
+        GPU_UNROLL
+        for (int j = 0; j < 4; ++j)
+            GPU_UNROLL
+        for (int e = 0; e < 2; ++e)
+            pair[j][e] = acc[m][j][2 * h + e];
+        const uint4 eight = mma_row_of_four(pair, lane);
+        const int row = warp / 2 * PART + m * 16 + mma_row(lane, 2 * h);
+        if (row < rows && column < columns)
+            gpu_write_words(to + (int64_t)row * stride + column, eight);
+    }
+}
+
 /* c [R,n] = a [R,terms] times the matrix of a row's expert, b [El,n,terms], or [El,terms,n] with B_COLUMNS. */
 template <bool B_COLUMNS>
 __global__ void __launch_bounds__(THREADS)
@@ -115,9 +138,7 @@ __global__ void __launch_bounds__(THREADS)
     const matrix right = {weight + (int64_t)first_column * (B_COLUMNS ? 1 : terms), B_COLUMNS ? n : terms};
     float acc[2][4][4] = {};
     multiply<false, B_COLUMNS>(acc, left, tile.n, right, columns, terms);
-    each_pair(acc, tile.n, columns, [&](int row, int column, float first, float second) {
-        *(__nv_bfloat162 *)(out + (int64_t)row * n + column) = __floats2bfloat162_rn(first, second);
-    });
+    store_rows(out, n, acc, tile.n, columns);
 }
 
 /* c [El,m,n] += (or, not to accumulate, =) a^T b over each expert's rows of a [R,m] and b [R,n]; stored: the product is rounded to

@@ -6,11 +6,13 @@
  *       end by one maximum and one tree
  *   k2  the same with 256 threads for each row, for large vocabularies   fp32, tree of 256 lanes, tile below
  *
- * loss is one thread for each token; bwd is one for each element (k0), or for eight of a row (k1).  The tile of k1 and k2 is eight elements of
- * every lane; at the end a sum is rescaled once more for the warp, and once for the block. */
+ * loss is one thread for each token; bwd is one for each element (k0), or for four times four of a row (k1): neighbours read 16 bytes next
+ * to each other, so that a warp asks for whole sectors of fp32, and four such reads are under way.  The tile of k1 and k2 of the statistics
+ * is eight elements of every lane; at the end a sum is rescaled once more for the warp, and once for the block. */
 #include "gpu/vector.cuh"
 
 enum { LOSS_UNROLL = 8, LOSS_BLOCK = 256, LOSS_WIDE = 4096, LOSS_IGNORE = -100 };
+enum { LOSS_FOUR = 4, LOSS_FOURS = 4 }; /* columns of a read, reads of a thread */
 
 __device__ static __forceinline__ float finite_max(float m)
 {
@@ -116,11 +118,11 @@ __global__ void cross_entropy_loss_k0(float *lse, float *loss, const float *stat
     }
 }
 
-/* The gradient of column i of a row whose target is column `hit` of this piece, if it is in it. */
-__device__ static __forceinline__ float cross_entropy_slope(float logit, float lse, int64_t i, int64_t hit,
+/* The gradient of one element of a row. */
+__device__ static __forceinline__ float cross_entropy_slope(float logit, float lse, bool is_target,
                                                             float scale)
 {
-    return (expf(logit - lse) - (i == hit ? 1.0f : 0.0f)) * scale;
+    return (expf(logit - lse) - (is_target ? 1.0f : 0.0f)) * scale;
 }
 
 template <class T>
@@ -130,7 +132,7 @@ __global__ void cross_entropy_bwd_k0(T *dlogits, const float *logits, const floa
 {
     for (int64_t e = gpu_thread(); e < t * v; e += gpu_threads()) {
         const int64_t row = e / v, target = targets[row];
-        const float d = cross_entropy_slope(logits[e], lse[row], e % v, target - vocab_start, scale);
+        const float d = cross_entropy_slope(logits[e], lse[row], e % v == target - vocab_start, scale);
         gpu_store(dlogits + e, target == LOSS_IGNORE ? 0.0f : d);
     }
 }
@@ -140,17 +142,28 @@ __global__ void cross_entropy_bwd_k1(T *dlogits, const float *logits, const floa
                                      const int64_t *targets, int64_t vocab_start, float scale, int64_t t,
                                      int v)
 {
-    GPU_EACH_EIGHT(row, i, t, v)
-    {
-        const int64_t target = targets[row];
+    const int apart = (int)blockDim.x * LOSS_FOUR,
+              first = (int)(blockIdx.x * LOSS_FOURS * blockDim.x + threadIdx.x) * LOSS_FOUR;
+    const int64_t step = (int64_t)gridDim.y * blockDim.y;
+    for (int64_t row = (int64_t)blockIdx.y * blockDim.y + threadIdx.y; row < t; row += step) {
+        const int64_t target = targets[row], column = target - vocab_start;
+        const int hit = column >= 0 && column < v ? (int)column : -1;
+        const bool counts = target != LOSS_IGNORE; /* else no logit is read */
         const float shift = lse[row];
-        float d[GPU_EIGHT] = {};
-        if (target != LOSS_IGNORE) { /* else no logit is read */
-            gpu_load_n(d, logits + row * v + i);
-            for (int j = 0; j < GPU_EIGHT; ++j)
-                d[j] = cross_entropy_slope(d[j], shift, i + j, target - vocab_start, scale);
+        float d[LOSS_FOURS][LOSS_FOUR] = {};
+        GPU_UNROLL
+        for (int k = 0; k < LOSS_FOURS; ++k)
+            if (counts && first + k * apart < v)
+                gpu_load_n(d[k], logits + row * v + first + k * apart);
+        GPU_UNROLL
+        for (int k = 0; k < LOSS_FOURS; ++k) {
+            const int i = first + k * apart;
+            if (i >= v)
+                continue;
+            for (int j = 0; counts && j < LOSS_FOUR; ++j)
+                d[k][j] = cross_entropy_slope(d[k][j], shift, i + j == hit, scale);
+            gpu_store_n(dlogits + row * v + i, d[k]);
         }
-        gpu_store_n(dlogits + row * v + i, d);
     }
 }
 
@@ -218,9 +231,10 @@ static cudaError_t launch_bwd(int variant, gpu_tensor dlogits, gpu_tensor logits
                               gpu_tensor targets, int64_t vocab_start, float scale, cudaStream_t stream)
 {
     const int64_t t = gpu_tensor_row_count(logits), v = gpu_tensor_cols(logits);
-    const gpu_pieces_launch eights = gpu_pieces_of(t, v / GPU_EIGHT);
+    const int64_t in_thread = LOSS_FOUR * LOSS_FOURS;
+    const gpu_pieces_launch pieces = gpu_pieces_of(t, (v + in_thread - 1) / in_thread);
     if (variant > 0)
-        return GPU_LAUNCH_NO_BARRIER(cross_entropy_bwd_k1<T>, eights.grid, eights.block, 0, stream,
+        return GPU_LAUNCH_NO_BARRIER(cross_entropy_bwd_k1<T>, pieces.grid, pieces.block, 0, stream,
                                      (T *)dlogits.data, (const float *)logits.data, (const float *)lse.data,
                                      (const int64_t *)targets.data, vocab_start, scale, t, (int)v);
     return GPU_LAUNCH_NO_BARRIER(cross_entropy_bwd_k0<T>, gpu_grid(t * v, GPU_BLOCK), dim3(GPU_BLOCK), 0,
@@ -282,7 +296,7 @@ static bool rows_of_eights(const gpu_ctx *, const gpu_operands *o)
 GPU_LADDER(cross_entropy_bwd) = {
     GPU_RUNG("one thread an element", cross_entropy_bwd,
              GPU_DECLARES("dlogits", GPU_ELEMENTWISE(GPU_ULP_EXP))),
-    GPU_RUNG_IF("eight elements a thread, rows along the grid", cross_entropy_bwd, NULL, rows_of_eights, NULL,
+    GPU_RUNG_IF("16 elements a thread, rows along the grid", cross_entropy_bwd, NULL, rows_of_eights, NULL,
                 GPU_SM_80, GPU_DECLARES("dlogits", GPU_ELEMENTWISE(GPU_ULP_EXP))),
     GPU_LADDER_END,
 };

@@ -88,17 +88,17 @@ __device__ static __forceinline__ float norm_once_terms(float sum, float (&dgamm
 
 /* The rows' gradients dy and normalized inputs: the row's part of mean_h(g xh), and the terms of dgamma.  What is read stays in d, x. */
 template <class T, int LANES, int EIGHTS>
-__device__ static __forceinline__ float norm_once_read(norm_eight<T> (&kept_d)[EIGHTS],
-                                                       norm_eight<T> (&kept_x)[EIGHTS],
-                                                       float (&dgamma)[EIGHTS][GPU_EIGHT], const T *dy,
-                                                       const T *x, const T *gamma, norm_once_row row, int h)
+__device__ static __forceinline__ float
+norm_once_read(norm_eight<T> (&kept_d)[EIGHTS], norm_eight<T> (&kept_x)[EIGHTS],
+               float (&dgamma)[EIGHTS][GPU_EIGHT], const T *dy, const T *x,
+               const norm_eight<T> (&gamma)[EIGHTS], norm_once_row row, int h)
 {
     float d[GPU_EIGHT], v[GPU_EIGHT], g[GPU_EIGHT], sum = 0.0f;
     NORM_EACH_PIECE(k, i, h)
     {
         gpu_load_n(d, dy + row.at + i);
         gpu_load_n(v, x + row.at + i);
-        gpu_load_n(g, gamma + i);
+        gamma[k].get(g);
         kept_d[k].round(d);
         kept_x[k].round(v);
         sum = norm_once_terms(sum, dgamma[k], d, v, g, row.rstd);
@@ -110,14 +110,15 @@ __device__ static __forceinline__ float norm_once_read(norm_eight<T> (&kept_d)[E
 template <class T, int LANES, int EIGHTS, bool ADDS>
 __device__ static __forceinline__ void
 norm_once_write(T *dx, T *y, const T *dresidual, const norm_eight<T> (&kept_d)[EIGHTS],
-                const norm_eight<T> (&kept_x)[EIGHTS], const T *gamma, norm_once_row row, float mean, int h)
+                const norm_eight<T> (&kept_x)[EIGHTS], const norm_eight<T> (&gamma)[EIGHTS],
+                norm_once_row row, float mean, int h)
 {
     float d[GPU_EIGHT], v[GPU_EIGHT], g[GPU_EIGHT];
     NORM_EACH_PIECE(k, i, h)
     {
         kept_d[k].get(d);
         kept_x[k].get(v);
-        gpu_load_n(g, gamma + i);
+        gamma[k].get(g);
         for (int j = 0; j < GPU_EIGHT; ++j)
             d[j] = norm_dx(d[j], v[j], g[j], row.rstd, mean);
         if (!ADDS || dx)
@@ -170,6 +171,13 @@ __global__ void __launch_bounds__(GPU_BLOCK)
     GPU_SHARED_2D(float, warps, 2, GPU_BLOCK / GPU_WARP);
     constexpr int rows = GPU_BLOCK / LANES;
     float dgamma[EIGHTS][GPU_EIGHT] = {};
+    norm_eight<T> kept_gamma[EIGHTS] = {}; /* the same columns of every row */
+    NORM_EACH_PIECE(k, i, h)
+    {
+        float g[GPU_EIGHT];
+        gpu_load_n(g, gamma + i);
+        kept_gamma[k].round(g);
+    }
     int turn = 0;
     for (int64_t first = (int64_t)blockIdx.x * rows; first < t; first += (int64_t)gridDim.x * rows, ++turn) {
         const int64_t number = first + threadIdx.x / LANES;
@@ -178,10 +186,11 @@ __global__ void __launch_bounds__(GPU_BLOCK)
         norm_eight<T> kept_d[EIGHTS] = {}, kept_x[EIGHTS] = {};
         float sum = 0.0f;
         if (mine)
-            sum = norm_once_read<T, LANES>(kept_d, kept_x, dgamma, dy, x, gamma, row, h);
+            sum = norm_once_read<T, LANES>(kept_d, kept_x, dgamma, dy, x, kept_gamma, row, h);
         const float mean = norm_once_sum<LANES>(sum, warps, turn) / (float)h;
         if (mine)
-            norm_once_write<T, LANES, EIGHTS, ADDS>(dx, y, dresidual, kept_d, kept_x, gamma, row, mean, h);
+            norm_once_write<T, LANES, EIGHTS, ADDS>(dx, y, dresidual, kept_d, kept_x, kept_gamma, row, mean,
+                                                    h);
     }
     if (partial)
         norm_once_join<LANES>(partial + (int64_t)blockIdx.x * h, dgamma, h);

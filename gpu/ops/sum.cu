@@ -1,13 +1,25 @@
 /* Sums in double: of a loss vector, of squares of gradients.  docs/OPS.md 6 (sum), 8 (sumsq).
  *
  *   k0  one thread                                                        double, sequential
- *   k1  blocks of 256 threads write one partial sum each, a second        double, tree of 256 x blocks lanes
- *       launch joins them; the order depends on the size alone
+ *   k1  multi-tensor: one launch for up to 128 tensors, whose blocks of   double, tree of 256 x blocks lanes
+ *       256 threads write one partial sum each, a second one joins
+ *       those of every tensor; the order depends on a tensor's size
+ *       alone, not on what else is in the list
  *
  * The square of an fp32 number is exact in double. */
 #include "gpu/vector.cuh"
 
-enum { SUM_BLOCK = 256, SUM_MAX_BLOCKS = 256, SUM_PER_THREAD = 16 };
+enum { SUM_BLOCK = 256, SUM_MAX_BLOCKS = 256, SUM_PER_THREAD = 16, SUM_TABLE = 128 };
+
+/* The tensors of a launch; it travels in the kernel's parameters. */
+typedef struct sum_table {
+    const float *x[SUM_TABLE];
+    double *y[SUM_TABLE];
+    int64_t n[SUM_TABLE];
+    unsigned first_block[SUM_TABLE + 1];
+    int n_tensors;
+} sum_table;
+static_assert(sizeof(sum_table) <= 4000, "kernel parameters end at 4096 bytes");
 
 template <bool SQUARE> __device__ static __forceinline__ double term(float v)
 {
@@ -38,13 +50,34 @@ __device__ static double block_sum(double v)
     return v;
 }
 
-/* Four neighbours for each thread while all threads have four, then one: no chain is longer than n / threads, rounded up.  The order
- * does not depend on the address: by_four says how four are read. */
-template <bool SQUARE> __global__ void sum_k1(double *partials, const float *x, int64_t n, bool by_four)
+/* The tensor that a block of the launch has: first_block[which] <= block < first_block[which + 1], none is empty. */
+__device__ static __forceinline__ int tensor_of_block(const sum_table &table, unsigned block)
 {
-    const int64_t fours = n / (4 * gpu_threads()) * gpu_threads();
+    int which = 0, end = table.n_tensors;
+    while (end - which > 1) {
+        const int middle = (which + end) / 2;
+        if (block < table.first_block[middle])
+            end = middle;
+        else
+            which = middle;
+    }
+    return which;
+}
+
+/* Four neighbours for each thread while all threads have four, then one: no chain is longer than n / threads, rounded up.  The order
+ * does not depend on the address, which says how four are read.  A tensor of one block has its sum at once. */
+template <bool SQUARE> __global__ void sum_k1(double *partials, GPU_PARAMETER(sum_table) table)
+{
+    const int which = tensor_of_block(table, blockIdx.x);
+    const unsigned first_block = table.first_block[which],
+                   blocks = table.first_block[which + 1] - first_block;
+    const float *x = table.x[which];
+    const int64_t n = table.n[which], threads = (int64_t)blocks * SUM_BLOCK;
+    const int64_t thread = (int64_t)(blockIdx.x - first_block) * SUM_BLOCK + threadIdx.x;
+    const int64_t fours = n / (4 * threads) * threads;
+    const bool by_four = (uintptr_t)x % GPU_VECTOR_BYTES == 0;
     double sum = 0.0;
-    for (int64_t i = gpu_thread(); i < fours; i += gpu_threads()) {
+    for (int64_t i = thread; i < fours; i += threads) {
         float v[4];
         if (by_four)
             gpu_load_n(v, x + 4 * i);
@@ -54,18 +87,23 @@ template <bool SQUARE> __global__ void sum_k1(double *partials, const float *x, 
         for (int j = 0; j < 4; ++j)
             sum += term<SQUARE>(v[j]);
     }
-    for (int64_t i = 4 * fours + gpu_thread(); i < n; i += gpu_threads())
+    for (int64_t i = 4 * fours + thread; i < n; i += threads)
         sum += term<SQUARE>(x[i]);
     sum = block_sum(sum);
     if (threadIdx.x == 0)
-        partials[blockIdx.x] = sum;
+        *(blocks == 1 ? table.y[which] : partials + blockIdx.x) = sum;
 }
 
-__global__ void sum_join_k1(double *y, const double *partials, int n)
+/* A block for each tensor. */
+__global__ void sum_join_k1(const double *partials, GPU_PARAMETER(sum_table) table)
 {
-    const double sum = block_sum((int)threadIdx.x < n ? partials[threadIdx.x] : 0.0);
+    const unsigned first_block = table.first_block[blockIdx.x],
+                   blocks = table.first_block[blockIdx.x + 1] - first_block;
+    if (blocks == 1)
+        return;
+    const double sum = block_sum(threadIdx.x < blocks ? partials[first_block + threadIdx.x] : 0.0);
     if (threadIdx.x == 0)
-        *y = sum;
+        *table.y[blockIdx.x] = sum;
 }
 
 /* A power of two, so that the tree has exactly log2(256 x blocks) levels. */
@@ -78,40 +116,64 @@ static int sum_blocks(int64_t n)
 }
 
 template <bool SQUARE>
-static cudaError_t launch_sum(int variant, double *y, const float *x, int64_t n, double *partials,
-                              cudaStream_t stream)
+static cudaError_t launch_table(const sum_table &table, double *partials, cudaStream_t stream)
 {
-    if (variant == 0)
-        return GPU_LAUNCH_NO_BARRIER(sum_k0<SQUARE>, dim3(1), dim3(1), 0, stream, y, x, n);
-    const int blocks = sum_blocks(n);
-    const cudaError_t e = GPU_LAUNCH(sum_k1<SQUARE>, dim3((unsigned)blocks), dim3(SUM_BLOCK), 0, stream,
-                                     blocks == 1 ? y : partials, x, n, (uintptr_t)x % GPU_VECTOR_BYTES == 0);
-    if (e != cudaSuccess || blocks == 1)
+    const unsigned tensors = (unsigned)table.n_tensors, blocks = table.first_block[tensors];
+    const cudaError_t e =
+        GPU_LAUNCH(sum_k1<SQUARE>, dim3(blocks), dim3(SUM_BLOCK), 0, stream, partials, table);
+    if (e != cudaSuccess || blocks == tensors) /* nothing to join */
         return e;
-    return GPU_LAUNCH(sum_join_k1, dim3(1), dim3(SUM_BLOCK), 0, stream, y, partials, blocks);
+    return GPU_LAUNCH(sum_join_k1, dim3(tensors), dim3(SUM_BLOCK), 0, stream, partials, table);
 }
 
 static size_t partial_sums(const gpu_ctx *, const gpu_operands *)
 {
-    return sizeof(double) * SUM_MAX_BLOCKS;
+    return sizeof(double) * SUM_MAX_BLOCKS * SUM_TABLE;
 }
 
-template <bool SQUARE> static assay_status run(const gpu_work *w)
+static assay_status check_list(const gpu_work *w)
 {
     const char *op = w->o->op->name;
-    if (w->variant > 0)
-        ASSAY_TRY(gpu_check_workspace(op, w->ctx, partial_sums(w->ctx, w->o)));
     for (int64_t i = 0; i < w->n; ++i) {
         const gpu_tensor x = gpu_operand(&w->o[i], "x"), y = gpu_operand(&w->o[i], "y");
         ASSAY_TRY(gpu_check_tensor(op, "x", x, ASSAY_F32, ASSAY_F32));
         ASSAY_TRY(gpu_check_tensor(op, "y", y, ASSAY_F64, ASSAY_F64));
         ASSAY_TRY(gpu_check_count(op, "y", y, 1));
     }
+    return ASSAY_OK;
+}
+
+template <bool SQUARE> static assay_status each(const gpu_work *w)
+{
+    ASSAY_TRY(check_list(w));
     for (int64_t i = 0; i < w->n; ++i) {
         const gpu_tensor x = gpu_operand(&w->o[i], "x"), y = gpu_operand(&w->o[i], "y");
-        GPU_LAUNCHED(launch_sum<SQUARE>(w->variant, (double *)y.data, (const float *)x.data,
-                                        gpu_tensor_count(x), (double *)w->ctx->workspace, w->stream),
-                     op);
+        GPU_LAUNCHED(GPU_LAUNCH_NO_BARRIER(sum_k0<SQUARE>, dim3(1), dim3(1), 0, w->stream, (double *)y.data,
+                                           (const float *)x.data, gpu_tensor_count(x)),
+                     w->o->op->name);
+    }
+    return ASSAY_OK;
+}
+
+template <bool SQUARE> static assay_status list(const gpu_work *w)
+{
+    const char *op = w->o->op->name;
+    sum_table table;
+    table.n_tensors = 0;
+    table.first_block[0] = 0;
+    ASSAY_TRY(gpu_check_workspace(op, w->ctx, partial_sums(w->ctx, w->o)));
+    ASSAY_TRY(check_list(w));
+    for (int64_t i = 0; i < w->n; ++i) {
+        const gpu_tensor x = gpu_operand(&w->o[i], "x");
+        const int slot = table.n_tensors++;
+        table.x[slot] = (const float *)x.data;
+        table.y[slot] = (double *)gpu_operand(&w->o[i], "y").data;
+        table.n[slot] = gpu_tensor_count(x);
+        table.first_block[slot + 1] = table.first_block[slot] + (unsigned)sum_blocks(table.n[slot]);
+        if (table.n_tensors == SUM_TABLE || i + 1 == w->n) {
+            GPU_LAUNCHED(launch_table<SQUARE>(table, (double *)w->ctx->workspace, w->stream), op);
+            table.n_tensors = 0;
+        }
     }
     return ASSAY_OK;
 }
@@ -122,12 +184,13 @@ static void block_lanes(assay_arith *a, const gpu_ctx *, const gpu_operands *o)
     a->lanes = SUM_BLOCK * sum_blocks(gpu_tensor_count(gpu_operand(o, "x")));
 }
 
-#define SUM_RUNGS(run)                                                                                       \
-    GPU_RUNG("one thread", run, GPU_DECLARES("y", GPU_ARITH(F64, SEQUENTIAL, 1, true, 0, 0))),               \
-        GPU_RUNG_IF("blocks of 256 threads, joined by a second launch", run, partial_sums, NULL, NULL,       \
-                    GPU_SM_80,                                                                               \
+#define SUM_RUNGS(each, list)                                                                                \
+    GPU_RUNG("one thread, one launch a tensor", each,                                                        \
+             GPU_DECLARES("y", GPU_ARITH(F64, SEQUENTIAL, 1, true, 0, 0))),                                  \
+        GPU_RUNG_IF("blocks of 256 threads, one launch for up to 128 tensors, joined by a second one", list, \
+                    partial_sums, NULL, NULL, GPU_SM_80,                                                     \
                     GPU_ADAPTS("y", GPU_ARITH(F64, TREE, SUM_BLOCK, true, 0, 0), block_lanes,                \
                                "256 lanes for each of up to 256 blocks; the size decides")),                 \
         GPU_LADDER_END
-GPU_LADDER(sum) = {SUM_RUNGS(run<false>)};
-GPU_LADDER(sumsq) = {SUM_RUNGS(run<true>)};
+GPU_LADDER(sum) = {SUM_RUNGS(each<false>, list<false>)};
+GPU_LADDER(sumsq) = {SUM_RUNGS(each<true>, list<true>)};

@@ -331,6 +331,53 @@ Test(gpu_adamw, many_tensors_in_one_call_equal_one_call_each)
     gpu_ctx_destroy(&ctx);
 }
 
+/* Gradients of 300 tensors in one call: more than two tables, tensors of one block, of several, and empty ones, at addresses that
+ * are no multiples of 16: the bits of one call each, and the sum, which is exact. */
+Test(gpu_sumsq, many_tensors_in_one_call_equal_one_call_each)
+{
+    enum { N = 300, MOST = 20011 };
+    static const int64_t sizes[] = {0, 1, 5, 4096, 4097, 0, 257, 20011, 8193, 3};
+    gpu_ctx ctx;
+    open_ctx(&ctx);
+    set_variants(&ctx, "elementwise=k1");
+    float *x, *host = calloc(MOST + 8, sizeof *host);
+    double *y, one_call[N], one_each[N];
+    gpu_operands list[N];
+    int variant;
+    cr_assert_eq(cudaMalloc((void **)&x, (MOST + 8) * sizeof *x), cudaSuccess);
+    cr_assert_eq(cudaMalloc((void **)&y, sizeof one_call), cudaSuccess);
+    for (int i = 0; i < MOST + 8; ++i)
+        host[i] = (float)(i * 7 % 19 + 1) / 16.0f;
+    cudaMemcpy(x, host, (MOST + 8) * sizeof *x, cudaMemcpyHostToDevice);
+    for (int i = 0; i < N; ++i) {
+        const int64_t n = sizes[i % 10];
+        list[i] = raw_operands("sumsq", (const raw_operand[]){{.name = NULL}});
+        gpu_operands_put(&list[i], "x", gpu_tensor_1d(x + i % 7, ASSAY_F32, n));
+        gpu_operands_put(&list[i], "y", gpu_tensor_1d(y + i, ASSAY_F64, 1));
+    }
+    for (int k = 0; k < 2; ++k) {
+        cudaMemset(y, 0xff, sizeof one_call);
+        cudaDeviceSynchronize();
+        for (int i = 0; i < (k ? N : 1); ++i)
+            cr_assert_eq(gpu_ladder_run(&ctx, list + i, k ? 1 : N, ctx.stream, &variant), ASSAY_OK, "%s",
+                         assay_error_message());
+        cr_assert_eq(variant, 1);
+        cr_assert_eq(gpu_ctx_sync(&ctx, "sumsq"), ASSAY_OK);
+        cudaMemcpy(k ? one_each : one_call, y, sizeof one_call, cudaMemcpyDeviceToHost);
+    }
+    for (int i = 0; i < N; ++i) {
+        double sum = 0.0;
+        for (int64_t j = 0; j < sizes[i % 10]; ++j)
+            sum += (double)host[i % 7 + j] * (double)host[i % 7 + j];
+        cr_expect_eq(one_call[i], sum, "tensor %d: %a, expected %a", i, one_call[i], sum);
+        cr_expect_eq(one_each[i], sum, "tensor %d alone: %a, expected %a", i, one_each[i], sum);
+    }
+    cudaFree(x);
+    cudaFree(y);
+    free(host);
+    gpu_ctx_destroy(&ctx);
+}
+
 Test(gpu_router, equal_logits_choose_the_lowest_experts_and_nan_ranks_last)
 {
     gpu_ctx ctx;

@@ -8,6 +8,20 @@
 
 enum { MT = 2, NT = 4, ROWS = 16 * MT, KEYS = 8 * NT };
 
+/* What the lanes of a warp store of four 16 x 8 results whose element (row, column) is row 32 + column. */
+__global__ void stored_rows(bf16 *to)
+{
+    const int lane = (int)threadIdx.x;
+    for (int h = 0; h < 2; ++h) {
+        const int row = mma_row(lane, 2 * h);
+        float pair[4][2];
+        for (int j = 0; j < 4; ++j)
+            for (int e = 0; e < 2; ++e)
+                pair[j][e] = static_cast<float>(row * 32 + j * 8 + mma_column(lane, e));
+        gpu_write_words(to + row * 32 + lane % 4 * 8, mma_row_of_four(pair, lane));
+    }
+}
+
 /* c = A B^T, o = round(c) V */
 template <int D>
 __global__ void products(float *c, float *o, const bf16 *a, const bf16 *b, const bf16 *v, int valid)
@@ -177,6 +191,18 @@ Test(sim_mma, products_are_exact_in_a_step_and_rounded_once)
     exact_in_every_order<64>(KEYS);
     exact_in_every_order<96>(KEYS - 5);
     exact_in_every_order<128>(1);
+}
+
+Test(sim_mma, rows_of_four_results_are_stored_in_their_order)
+{
+    std::vector<bf16> host(16 * 32);
+    bf16 *to = device(host);
+    cr_assert_eq(GPU_LAUNCH(stored_rows, 1, GPU_WARP, 0, nullptr, to), cudaSuccess);
+    cr_assert_eq(cudaMemcpy(host.data(), to, host.size() * sizeof(bf16), cudaMemcpyDeviceToHost),
+                 cudaSuccess);
+    for (int i = 0; i < 16 * 32; ++i)
+        cr_expect_eq(__bfloat162float(host[static_cast<size_t>(i)]),
+                     __bfloat162float(__float2bfloat16_rn(static_cast<float>(i))), "element %d", i);
 }
 
 template <int D> static void exact_from_columns(int first_a, int first_b)
