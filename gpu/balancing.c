@@ -195,30 +195,35 @@ static double weight_of(const gpu_model *m, bool seq)
                : 1.0 / (double)m->step_microbatches;
 }
 
-/* In place; the last one makes the gradient of the logits. */
-static assay_status add(gpu_model *m, const char *at, gpu_moe_acts *a, gpu_value *dlogits, gpu_value *counts,
-                        const balance *b, bool seq, bool last)
+int gpu_balancing_bwd(gpu_model *m, gpu_moe_acts *a, gpu_call_args part[GPU_BALANCINGS],
+                      gpu_value dlogits[GPU_BALANCINGS + 1])
 {
-    gpu_value before = *dlogits;
-    if (last)
-        gpu_value_grad(m->run, dlogits, &a->gating);
-    else
-        gpu_value_name(m->run, dlogits, at, "dlogits");
-    return GPU_CALL(m->run, "router_aux_bwd", at, GPU_T("logits", &a->logits),
-                    GPU_T("tokens_per_expert", counts), GPU_T("dlogits_in", &before), BALANCE_ATTRS(m, b),
-                    GPU_W("score_function", gpu_score_word(m)), GPU_F("loss_scale", weight_of(m, seq)),
-                    GPU_T("dlogits", dlogits));
-}
-
-assay_status gpu_balancing_bwd(gpu_model *m, gpu_moe_acts *a, gpu_value *dlogits)
-{
-    const balance aux = balance_aux(m), seq = balance_seq(m), global = balance_global(m, a);
-    if (has_aux(m))
-        ASSAY_TRY(
-            add(m, "mlp.router.aux", a, dlogits, &a->aux_counts, &aux, false, !has_seq(m) && !has_global(m)));
-    if (has_seq(m))
-        ASSAY_TRY(add(m, "mlp.router.seq_aux", a, dlogits, &a->seq_counts, &seq, true, !has_global(m)));
-    return has_global(m)
-               ? add(m, "mlp.router.global_aux", a, dlogits, &a->global_counts, &global, false, true)
-               : ASSAY_OK;
+    const struct {
+        bool on, seq;
+        const char *at;
+        balance b;
+        gpu_value *counts;
+    } losses[GPU_BALANCINGS] = {
+        {has_aux(m), false, "mlp.router.aux", balance_aux(m), &a->aux_counts},
+        {has_seq(m), true, "mlp.router.seq_aux", balance_seq(m), &a->seq_counts},
+        {has_global(m), false, "mlp.router.global_aux", balance_global(m, a), &a->global_counts}};
+    int n = 0;
+    for (int i = 0; i < GPU_BALANCINGS; i++) {
+        if (!losses[i].on)
+            continue;
+        const balance *b = &losses[i].b;
+        dlogits[n + 1] = gpu_grad_of(m, &a->gating);
+        gpu_value_name(m->run, &dlogits[n + 1], losses[i].at, "dlogits");
+        part[n] = (gpu_call_args){
+            .op = "router_aux_bwd",
+            .at = losses[i].at,
+            .arg = {GPU_T("logits", &a->logits), GPU_T("tokens_per_expert", losses[i].counts),
+                    GPU_T("dlogits_in", &dlogits[n]), BALANCE_ATTRS(m, b),
+                    GPU_W("score_function", gpu_score_word(m)),
+                    GPU_F("loss_scale", weight_of(m, losses[i].seq)), GPU_T("dlogits", &dlogits[n + 1])}};
+        n++;
+    }
+    if (n > 0)
+        gpu_value_grad(m->run, &dlogits[n], &a->gating);
+    return n;
 }

@@ -157,8 +157,13 @@ static assay_status put_back(gpu_run *run, gpu_resolved *c)
 
 assay_status gpu_call_prepare(gpu_run *run, const gpu_call_args *args, gpu_resolved *c)
 {
+    return gpu_call_prepare_part(run, args, false, c);
+}
+
+assay_status gpu_call_prepare_part(gpu_run *run, const gpu_call_args *args, bool apart, gpu_resolved *c)
+{
     ASSAY_TRY(gpu_call_look_up(run, args, c));
-    ASSAY_TRY(gpu_call_make_outputs(run, c));
+    ASSAY_TRY(gpu_call_make_outputs(run, apart, c));
     if (run->fault && !run->dry)
         ASSAY_TRY(spoil_call(run, c));
     gpu_call_fill_operands(c);

@@ -63,7 +63,8 @@ assay_status gpu_call(gpu_run *run, const gpu_call_args *args);
  * call, each part would run its highest rung (whose bits the kernel has), and no fault, rule or substitute is about a part; else
  * each is a call.  The records are those of the parts either way; those of one launch say so (`fused`).
  * What one part makes for another and the row of `op` calls optional is not stored where nobody records it: the caller does not read
- * it. */
+ * it.  A described value of an in-out slot whose "x_in" is another value lies where that lies, and beside it where one launch makes both
+ * for somebody who looks. */
 assay_status gpu_call_fused(gpu_run *run, const char *op, const gpu_call_args *parts, int n);
 
 /* n calls of one operation as one list: records of each around one launch.  launch NULL: the operation's own (adamw, sumsq);

@@ -22,11 +22,15 @@ static bool watched(const gpu_run *run, const gpu_call_args *parts, int n)
     return found;
 }
 
-/* Attributes of the whole; those of one name in two parts are one. */
-static assay_status join_attrs(gpu_resolved *whole, const gpu_resolved *part)
+/* Attributes of the whole, under its names; those of one name in two parts are one. */
+static assay_status join_attrs(gpu_resolved *whole, const gpu_resolved *part, int k)
 {
     for (int i = 0; i < part->o.n_attrs; i++) {
-        const gpu_attr *a = &part->o.attr[i], *before = gpu_operand_attr(&whole->o, a->name);
+        gpu_attr own = part->o.attr[i], *a = &own;
+        own.name = assay_op_part_attr(whole->o.op, k, own.name);
+        ASSAY_CHECK(own.name, ASSAY_INTERNAL, "%s: no attribute for %s of %s", whole->o.op->name,
+                    part->o.attr[i].name, part->o.op->name);
+        const gpu_attr *before = gpu_operand_attr(&whole->o, a->name);
         ASSAY_CHECK(before == NULL || (before->number == a->number && before->integer == a->integer),
                     ASSAY_INTERNAL, "%s: %s: expected one value for all parts, found another for %s",
                     whole->o.op->name, a->name, part->o.op->name);
@@ -36,14 +40,19 @@ static assay_status join_attrs(gpu_resolved *whole, const gpu_resolved *part)
     return ASSAY_OK;
 }
 
+/* Somebody looks at what one part makes for another. */
+static bool looked_at(const gpu_run *run)
+{
+    return run->trace || run->fault || run->substitute;
+}
+
 /* An output that the whole need not have, a later part reads and nobody else looks at: the launch keeps it to itself. */
 static bool stays_inside(const gpu_run *run, const assay_op *op, const gpu_resolved *parts, int n,
                          const char *slot)
 {
     const assay_op_slot *row = assay_op_slot_find(op, slot, true);
     bool read = false;
-    if (row == NULL || row->role != ASSAY_SLOT_OUT || !row->optional || run->trace || run->fault ||
-        run->substitute)
+    if (row == NULL || row->role != ASSAY_SLOT_OUT || !row->optional || looked_at(run))
         return false;
     for (int k = 1; k < n; k++)
         for (int i = 0; i < parts[k].n_in; i++)
@@ -69,7 +78,7 @@ static assay_status join(const gpu_run *run, gpu_resolved *whole, gpu_resolved *
             if (i < c->n_in)
                 c->made[i] = assay_op_part_source(op, k, v->slot, &output) >= 0;
         }
-        ASSAY_TRY(join_attrs(whole, c));
+        ASSAY_TRY(join_attrs(whole, c, k));
         c->whole = whole;
         c->part = k;
     }
@@ -94,6 +103,7 @@ static assay_status run_apart(gpu_run *run, gpu_resolved *parts, int n)
     for (int k = 0; k < n; k++) {
         parts[k].whole = NULL;
         memset(parts[k].made, 0, sizeof parts[k].made);
+        gpu_call_stay_in_place(&parts[k]);
         ASSAY_TRY(gpu_call_run(run, &parts[k]));
     }
     return ASSAY_OK;
@@ -144,7 +154,7 @@ assay_status gpu_call_fused(gpu_run *run, const char *op, const gpu_call_args *p
     ASSAY_CHECK(c, ASSAY_OUT_OF_MEMORY, "%s: %d parts", op, n);
     gpu_operands_init(&whole->o, row);
     for (int k = 0; k < n; k++)
-        ASSAY_TRY_GOTO(gpu_call_prepare(run, &parts[k], &c[k]), st, done);
+        ASSAY_TRY_GOTO(gpu_call_prepare_part(run, &parts[k], looked_at(run), &c[k]), st, done);
     ASSAY_TRY_GOTO(join(run, whole, c, n), st, done);
     if (run->dry)
         gpu_call_need(run, whole);

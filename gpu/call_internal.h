@@ -33,6 +33,8 @@ typedef struct gpu_resolved {
 
 /* --- call.c: the steps of a call */
 assay_status gpu_call_prepare(gpu_run *run, const gpu_call_args *args, gpu_resolved *c);
+/* apart: what an in-out slot becomes has memory of its own beside what it was: a launch makes both. */
+assay_status gpu_call_prepare_part(gpu_run *run, const gpu_call_args *args, bool apart, gpu_resolved *c);
 /* A prepared call: in dry mode notes its workspace, else runs with its records and faults. */
 assay_status gpu_call_run(gpu_run *run, gpu_resolved *c);
 void gpu_call_need(gpu_run *run, const gpu_resolved *c);
@@ -44,7 +46,9 @@ assay_status gpu_call_finish_outputs(gpu_run *run, gpu_resolved *c);
 /* --- call_resolve.c: sorts the arguments into inputs, outputs and attributes; makes the outputs that are only described; puts all into
  * c->o for the launch */
 assay_status gpu_call_look_up(gpu_run *run, const gpu_call_args *args, gpu_resolved *c);
-assay_status gpu_call_make_outputs(gpu_run *run, gpu_resolved *c);
+assay_status gpu_call_make_outputs(gpu_run *run, bool apart, gpu_resolved *c);
+/* In-out slots lie where what they were before lies. */
+void gpu_call_stay_in_place(gpu_resolved *c);
 void gpu_call_fill_operands(gpu_resolved *c);
 /* Of the slot, or NULL. */
 gpu_value *gpu_call_value_in(const gpu_call_operand *list, int n, const char *slot);

@@ -104,8 +104,27 @@ static assay_status output_dtype(const gpu_run *run, const gpu_resolved *c, cons
     return ASSAY_OK;
 }
 
+/* What the in-out slot was before, where that is another value. */
+static const gpu_value *before_of(const gpu_resolved *c, const gpu_call_operand *out)
+{
+    char in[ASSAY_SLOT_NAME];
+    snprintf(in, sizeof in, "%.20s_in", out->slot);
+    const gpu_value *v = gpu_call_value_in(c->in, c->n_in, in);
+    return v == out->value ? NULL : v;
+}
+
+void gpu_call_stay_in_place(gpu_resolved *c)
+{
+    for (int i = 0; i < c->n_out; i++) {
+        const gpu_value *before = before_of(c, &c->out[i]);
+        if (before)
+            c->out[i].value->t = before->t;
+    }
+    gpu_call_fill_operands(c);
+}
+
 /* Memory, name and phase for what is only described; an updated value belongs to the present phase from now on. */
-assay_status gpu_call_make_outputs(gpu_run *run, gpu_resolved *c)
+assay_status gpu_call_make_outputs(gpu_run *run, bool apart, gpu_resolved *c)
 {
     for (int i = 0; i < c->n_out; i++) {
         gpu_value *v = c->out[i].value;
@@ -113,8 +132,12 @@ assay_status gpu_call_make_outputs(gpu_run *run, gpu_resolved *c)
         assay_dtype dtype;
         if (v->arena == NULL)
             continue;
+        const gpu_value *before = apart ? NULL : before_of(c, &c->out[i]);
         ASSAY_TRY(output_dtype(run, c, s, &dtype));
-        ASSAY_TRY(gpu_value_make(v, dtype));
+        if (before)
+            gpu_value_place(v, dtype, before->t.data);
+        else
+            ASSAY_TRY(gpu_value_make(v, dtype));
         if (v->name[0] == '\0')
             gpu_value_name(run, v, c->args->at, s->name);
         else

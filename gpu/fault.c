@@ -80,6 +80,8 @@ static const struct {
      NEED_NONE},
     {"fused_next_norm_eps", "attr:decoder.layers.0.mlp.residual:eps=+0.01,op=add_rmsnorm_fwd", NEED_NONE},
     {"fused_gradient", "scale:decoder.layers.1.pre_mlp_layernorm:y=1.25,op=rmsnorm_bwd_add", NEED_NONE},
+    {"fused_balancing", "attr:decoder.layers.1.mlp.router:loss_scale_2=2,op=router_balanced_bwd_three",
+     NEED_NONE},
     {GPU_SWITCH_SWAPPED_MOMENTS, "switch:swapped_moments", NEED_NONE},
     {GPU_SWITCH_DOUBLED_LOSS, "switch:doubled_loss", NEED_NONE},
     {GPU_SWITCH_HIDDEN_BF16, "switch:hidden_bf16", NEED_NONE},

@@ -82,6 +82,7 @@ assay_status gpu_mlp_bwd(gpu_model *m, const gpu_mlp_desc *d, gpu_mlp_acts *a, g
 bool gpu_has_balancing(const gpu_model *m);
 /* The ranks that share the tokens of one microbatch. */
 assay_group gpu_sharing_group(const gpu_model *m);
+enum { GPU_BALANCINGS = 3 }; /* aux_loss with the z-loss, seq_aux_loss, global_aux_loss */
 /* What the balancing losses of a microbatch are made of. */
 typedef struct gpu_balancing {
     gpu_value scores, indices, counts, sums, z;
@@ -92,8 +93,10 @@ gpu_call_args gpu_balancing_statistics(gpu_model *m, gpu_microbatch_state *mb, g
 /* The losses, of the statistics. */
 assay_status gpu_balancing_fwd(gpu_model *m, gpu_microbatch_state *mb, const gpu_layer *l, gpu_moe_acts *a,
                                gpu_balancing *s);
-/* Adds the gradients to dlogits, which gets the name of the logits' gradient. */
-assay_status gpu_balancing_bwd(gpu_model *m, gpu_moe_acts *a, gpu_value *dlogits);
+/* Their gradients as parts of gpu_call_fused: part[i] adds one to dlogits[i] and leaves dlogits[i + 1], of which the last is the gradient of
+ * the logits.  Returns how many there are. */
+int gpu_balancing_bwd(gpu_model *m, gpu_moe_acts *a, gpu_call_args part[GPU_BALANCINGS],
+                      gpu_value dlogits[GPU_BALANCINGS + 1]);
 /* router.c: a->tokens -> logits, indices, probs, scores; auxiliary losses */
 const char *gpu_score_word(const gpu_model *m);
 assay_status gpu_router_route_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_moe_acts *a);

@@ -210,6 +210,12 @@ extern GPU_LADDER(router_aux_bwd);
 /* router_fwd, then router_aux_fwd, in one pass over the tokens and one over the sums; operands of both, logits and topk once.
  * Workspace: F32 [T].  Refuses as they do; k1 takes up to 256 experts and 32 groups. */
 extern GPU_LADDER(router_balanced_fwd);
+/* --- router_balanced_bwd.cu --------------------------------------------------------------------------------- */
+/* router_bwd, then router_aux_bwd of one loss, of two, of three on what is there: counts [B,E] and attributes of the second end in _2, of the
+ * third in _3.  dlogits_i F32 [T,E], where it is there: dlogits before loss i, counted from 0.  Refuses as they do. */
+extern GPU_LADDER(router_balanced_bwd);
+extern GPU_LADDER(router_balanced_bwd_two);
+extern GPU_LADDER(router_balanced_bwd_three);
 /* --- router_counts.cu --------------------------------------------------------------------------------------- */
 /* Of aux_scores [T,E] and aux_indices [T,K]: tokens_per_expert I64 [B,E] and score_sums F32 [B,E] of the tokens t = b mod B.
  * Refused: tokens that are no whole rows of B. */
@@ -267,7 +273,7 @@ extern GPU_LADDER(adamw);
     X(attention_bwd) X(qkv_split_fwd) X(qkv_split_bwd) X(qkv_rope_fwd) X(qkv_norm_rope_fwd) X(qkv_rope_bwd) X(qkv_norm_rope_bwd) X(attention_merge) X(pack_heads) X(unpack_heads) X(add) X(clamp_fwd) X(clamp_bwd) X(dropout_fwd) X(dropout_bwd) \
     X(swiglu_fwd) X(swiglu_bwd) X(sigmoid_gate_fwd) X(sigmoid_gate_bwd) X(cast) X(slice_rows) \
     X(embedding_fwd) X(embedding_bwd) X(sum) X(router_fwd) X(router_bwd) X(router_aux_fwd) X(router_balanced_fwd) \
-    X(router_aux_loss) X(router_aux_bwd) X(router_seq_aux_fwd) X(running_counts) X(random_logits) X(input_jitter) X(router_drop) X(permute_plan) X(gather_rows) X(combine_rows) \
+    X(router_aux_loss) X(router_aux_bwd) X(router_balanced_bwd) X(router_balanced_bwd_two) X(router_balanced_bwd_three) X(router_seq_aux_fwd) X(running_counts) X(random_logits) X(input_jitter) X(router_drop) X(permute_plan) X(gather_rows) X(combine_rows) \
     X(expert_bias_update) X(cross_entropy_stats) X(cross_entropy_loss) X(cross_entropy_bwd) \
     X(sumsq) X(count_zeros) X(total) X(clip_coefficient) X(adamw)
 /* clang-format on */

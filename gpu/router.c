@@ -209,21 +209,35 @@ assay_status gpu_router_route_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_la
     return gpu_has_balancing(m) ? gpu_balancing_fwd(m, mb, l, a, &statistics) : ASSAY_OK;
 }
 
+/* The gradient of the logits: that of the choice, and those of the balancing losses in the same launch. */
+static assay_status choose_bwd(gpu_model *m, gpu_moe_acts *a, gpu_value *total, gpu_value *dprobs)
+{
+    static const char *const whole[] = {NULL, "router_balanced_bwd", "router_balanced_bwd_two",
+                                        "router_balanced_bwd_three"};
+    gpu_value dlogits[GPU_BALANCINGS + 1];
+    gpu_call_args parts[GPU_BALANCINGS + 1];
+    dlogits[0] = gpu_grad_of(m, &a->gating);
+    if (gpu_has_balancing(m))
+        gpu_value_name(m->run, &dlogits[0], "mlp.router", "dlogits");
+    parts[0] = (gpu_call_args){.op = "router_bwd",
+                               .at = "mlp.router",
+                               .arg = {GPU_T("dprobs", dprobs), GPU_T("indices", &a->indices),
+                                       GPU_T("scores", &a->scores), GPU_T("logits", &a->logits),
+                                       ROUTER_ATTRS(m), GPU_T("dlogits", &dlogits[0])}};
+    const int n = gpu_balancing_bwd(m, a, parts + 1, dlogits);
+    ASSAY_TRY(n > 0 ? gpu_call_fused(m->run, whole[n], parts, n + 1) : gpu_call(m->run, parts));
+    *total = dlogits[n];
+    return ASSAY_OK;
+}
+
 assay_status gpu_router_route_bwd(gpu_model *m, gpu_layer *l, gpu_moe_acts *a, gpu_value *dtokens,
                                   gpu_value *dprobs)
 {
     gpu_run *run = m->run;
     gpu_arena *temp = &m->scratch;
     const assay_dtype operand = run->recipe->op[ASSAY_OPS_LINEAR].grad;
-    gpu_value dlogits = gpu_grad_of(m, &a->gating), total, narrow, *dy = &total;
-    if (gpu_has_balancing(m))
-        gpu_value_name(run, &dlogits, "mlp.router", "dlogits");
-    ASSAY_TRY(GPU_CALL(run, "router_bwd", "mlp.router", GPU_T("dprobs", dprobs),
-                       GPU_T("indices", &a->indices), GPU_T("scores", &a->scores),
-                       GPU_T("logits", &a->logits), ROUTER_ATTRS(m), GPU_T("dlogits", &dlogits)));
-    total = dlogits;
-    if (gpu_has_balancing(m))
-        ASSAY_TRY(gpu_balancing_bwd(m, a, &total));
+    gpu_value total, narrow, *dy = &total;
+    ASSAY_TRY(choose_bwd(m, a, &total, dprobs));
     if (operand != run->recipe->op[ASSAY_OPS_ROUTER].grad) { /* the product takes operands of one type */
         ASSAY_TRY(GPU_CALL(run, "cast", "mlp.router.gating_cast", GPU_T("x", &total),
                            GPU_W("dtype", assay_dtype_name(operand)),

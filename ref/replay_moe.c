@@ -1,4 +1,5 @@
 /* Replay of the router, its auxiliary losses and the permutation of rows. */
+#include "core/model/ops.h"
 #include "ref/replay_context.h"
 
 #include <stdlib.h>
@@ -179,15 +180,30 @@ static assay_status router_seq_aux_fwd(const replay *r)
     return ref_bound_router_seq_aux_sums(sums, scores->value, rows, &d, &r->d);
 }
 
-static assay_status balance_attrs(const replay *r, ref_balance *b, ref_router_desc *d)
+/* The name of a slot or attribute of a loss: those of the second one in a launch end in _2. */
+typedef struct of_loss {
+    char name[32];
+} of_loss;
+static of_loss named(const char *name, int loss)
 {
-    ASSAY_TRY(replay_attr_double(r, "aux_coeff", &b->aux_coeff));
-    ASSAY_TRY(replay_attr_double(r, "z_coeff", &b->z_coeff));
+    of_loss n;
+    if (loss == 0)
+        snprintf(n.name, sizeof n.name, "%s", name);
+    else
+        snprintf(n.name, sizeof n.name, "%s_%d", name, loss + 1);
+    return n;
+}
+
+static assay_status balance_attrs(const replay *r, int loss, ref_balance *b, ref_router_desc *d)
+{
+    const of_loss divisor = named("divisor", loss);
+    ASSAY_TRY(replay_attr_double(r, named("aux_coeff", loss).name, &b->aux_coeff));
+    ASSAY_TRY(replay_attr_double(r, named("z_coeff", loss).name, &b->z_coeff));
     ASSAY_TRY(replay_attr_i64(r, "topk", 1, ASSAY_MAX_EXPERTS, &d->topk));
-    ASSAY_TRY(replay_attr_i64(r, "tokens", 0, INT64_MAX / 2, &b->tokens));
+    ASSAY_TRY(replay_attr_i64(r, named("tokens", loss).name, 0, INT64_MAX / 2, &b->tokens));
     b->divisor = 1;
-    return replay_has_attr(r, "divisor") ? replay_attr_i64(r, "divisor", 1, INT64_MAX / 2, &b->divisor)
-                                         : ASSAY_OK;
+    return replay_has_attr(r, divisor.name) ? replay_attr_i64(r, divisor.name, 1, INT64_MAX / 2, &b->divisor)
+                                            : ASSAY_OK;
 }
 
 static assay_status router_aux_loss(const replay *r)
@@ -196,7 +212,7 @@ static assay_status router_aux_loss(const replay *r)
     ref_balance b = {0};
     const ref_value *sums, *counts, *z;
     ref_pair losses;
-    ASSAY_TRY(balance_attrs(r, &b, &d));
+    ASSAY_TRY(balance_attrs(r, 0, &b, &d));
     ASSAY_TRY(replay_real(r, "score_sums", -1, &sums));
     d.experts = replay_columns(sums);
     ASSAY_CHECK(sums->ndim >= 1 && d.experts >= 1 && d.experts <= ASSAY_MAX_EXPERTS, ASSAY_INVALID_ARGUMENT,
@@ -209,23 +225,64 @@ static assay_status router_aux_loss(const replay *r)
     return ref_bound_router_aux_loss(losses, sums->value, counts->ivalue, z ? z->value : NULL, &b, &d, &r->d);
 }
 
+/* One loss: dlogits = before + its gradient.  d: of the logits. */
+static assay_status add_loss(const replay *r, int loss, const ref_value *logits, ref_router_desc d,
+                             ref_pair before, ref_pair dlogits)
+{
+    ref_balance b = {0};
+    double loss_scale;
+    const ref_value *counts;
+    ASSAY_TRY(router_mode(r, true, &d));
+    ASSAY_TRY(balance_attrs(r, loss, &b, &d));
+    ASSAY_TRY(replay_attr_double(r, named("loss_scale", loss).name, &loss_scale));
+    ASSAY_TRY(replay_integer(r, named("tokens_per_expert", loss).name, -1, &counts));
+    ASSAY_TRY(replay_divide(r, counts, d.experts, &b.rows));
+    ASSAY_TRY(check_rows(r, &d, b.rows));
+    ref_bound_router_aux_bwd(dlogits, logits->value, counts->ivalue, before, &b, loss_scale, &d, &r->d);
+    return ASSAY_OK;
+}
+
 static assay_status router_aux_bwd(const replay *r)
 {
     ref_router_desc d = {0};
-    ref_balance b = {0};
-    double loss_scale;
-    const ref_value *logits, *counts, *old;
+    const ref_value *logits, *old;
     ref_pair dlogits;
     ASSAY_TRY(logits_of(r, "logits", &d, &logits));
-    ASSAY_TRY(router_mode(r, true, &d));
-    ASSAY_TRY(balance_attrs(r, &b, &d));
-    ASSAY_TRY(replay_attr_double(r, "loss_scale", &loss_scale));
-    ASSAY_TRY(replay_integer(r, "tokens_per_expert", -1, &counts));
-    ASSAY_TRY(replay_divide(r, counts, d.experts, &b.rows));
-    ASSAY_TRY(check_rows(r, &d, b.rows));
     ASSAY_TRY(replay_real(r, "dlogits_in", logits->count, &old));
     ASSAY_TRY(replay_out_real(r, "dlogits", logits->count, ASSAY_F32, "softmax", &dlogits));
-    ref_bound_router_aux_bwd(dlogits, logits->value, counts->ivalue, old->value, &b, loss_scale, &d, &r->d);
+    return add_loss(r, 0, logits, d, (ref_pair){old->value, NULL, false}, dlogits);
+}
+
+/* router_bwd, then the losses, each on what the ones before it made: bounds go through all of them, whether what is between them is
+ * stored or not. */
+static assay_status router_balanced_bwd(const replay *r)
+{
+    const int losses = assay_op_n_parts(assay_op_find(r->op)) - 1;
+    ref_router_desc d = {0}, choice = {0};
+    const ref_value *logits, *scores, *dprobs, *indices;
+    ref_pair dlogits, between;
+    char name[16];
+    ASSAY_TRY(logits_of(r, "logits", &d, &logits));
+    ASSAY_TRY(logits_of(r, "scores", &choice, &scores));
+    ASSAY_CHECK(scores->count == logits->count && choice.experts == d.experts, ASSAY_INVALID_ARGUMENT,
+                "%s: slot scores: expected %lld experts as in logits, found %lld", r->op,
+                (long long)d.experts, (long long)choice.experts);
+    ASSAY_TRY(router_attrs(r, &choice));
+    ASSAY_TRY(replay_real(r, "dprobs", choice.tokens * choice.topk, &dprobs));
+    ASSAY_TRY(replay_integer(r, "indices", choice.tokens * choice.topk, &indices));
+    ASSAY_TRY(replay_range(r, indices, 0, choice.experts - 1));
+    ASSAY_TRY(replay_out_real(r, "dlogits", logits->count, ASSAY_F32, "softmax", &dlogits));
+    ref_bound_router_bwd(dlogits, dprobs->value, indices->ivalue, scores->value, &choice, &r->d);
+    for (int loss = 0; loss < losses; loss++) {
+        snprintf(name, sizeof name, "dlogits_%d", loss);
+        if (replay_candidate(r, name)) {
+            const size_t bytes = (size_t)logits->count * sizeof(double);
+            ASSAY_TRY(replay_out_real(r, name, logits->count, ASSAY_F32, "softmax", &between));
+            memcpy(between.y, dlogits.y, bytes);
+            memcpy(between.b, dlogits.b, bytes);
+        }
+        ASSAY_TRY(add_loss(r, loss, logits, d, dlogits, dlogits));
+    }
     return ASSAY_OK;
 }
 
@@ -432,6 +489,9 @@ const replay_row replay_moe_table[] = {
     {"router_balanced_fwd", router_balanced_fwd},
     {"router_aux_loss", router_aux_loss},
     {"router_aux_bwd", router_aux_bwd},
+    {"router_balanced_bwd", router_balanced_bwd},
+    {"router_balanced_bwd_two", router_balanced_bwd},
+    {"router_balanced_bwd_three", router_balanced_bwd},
     {"expert_bias_update", expert_bias_update},
     {"random_logits", random_logits},
     {"input_jitter", input_jitter},

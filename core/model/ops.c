@@ -67,6 +67,16 @@ enum { SIZE_MAX_ATTR = 1 << 30 };
     {                                                                                                        \
         WORD("score_function"), .otherwise = "softmax", .words = "softmax|sigmoid"                           \
     }
+/* Of the second and third loss in one launch. */
+#define LOSS_ATTRS(suffix)                                                                                   \
+    {DOUBLE("aux_coeff" suffix)}, {DOUBLE("z_coeff" suffix)}, {INT("tokens" suffix), COUNT},                 \
+        {INT("divisor" suffix), .otherwise = "1", SIZE(1)},                                                  \
+    {                                                                                                        \
+        DOUBLE("loss_scale" suffix), .otherwise = "1"                                                        \
+    }
+#define LOSS_NAMES(suffix)                                                                                   \
+    "tokens_per_expert=tokens_per_expert" suffix " aux_coeff=aux_coeff" suffix " z_coeff=z_coeff" suffix     \
+    " tokens=tokens" suffix " divisor=divisor" suffix " loss_scale=loss_scale" suffix
 #define ROUTER_ATTRS                                                                                         \
     SCORE_ATTRS, {BOOL("pre_softmax"), .otherwise = "false"},                                                \
         {BOOL("norm_topk_prob"), .otherwise = "false"}, {DOUBLE("scaling_factor"), .otherwise = "1"},        \
@@ -458,6 +468,50 @@ static const assay_op table[] = {
                {INT("tokens"), COUNT},
                {INT("divisor"), .otherwise = "1", SIZE(1)},
                {DOUBLE("loss_scale"), .otherwise = "1"}}},
+    /* dlogits of each part, where somebody looks at it; B, C, D: rows of counts, 1 for those of a microbatch or a step */
+    {"router_balanced_bwd", "router_balanced", .sums = "dlogits_0: E; dlogits: E", .flops = "12*T*E",
+     .slots = {{IN("dprobs", F32, "T,K")},
+               {IN("indices", I64, "T,K"), .below = "E"},
+               {IN("scores", F32, "T,E")},
+               {IN("logits", FLOAT, "T,E")},
+               {IN("tokens_per_expert", I64, "B,E")},
+               {OUT("dlogits_0", F32, "T,E"), OPT},
+               {OUT("dlogits", F32, "T,E")}},
+     .attrs = {ROUTER_ATTRS, LOSS_ATTRS("")},
+     .parts = {{"router_bwd", "dlogits=dlogits_0"}, {"router_aux_bwd", "dlogits_in=dlogits_0"}}},
+    {"router_balanced_bwd_two", "router_balanced", .sums = "dlogits_0: E; dlogits_1: E; dlogits: E",
+     .flops = "20*T*E",
+     .slots = {{IN("dprobs", F32, "T,K")},
+               {IN("indices", I64, "T,K"), .below = "E"},
+               {IN("scores", F32, "T,E")},
+               {IN("logits", FLOAT, "T,E")},
+               {IN("tokens_per_expert", I64, "B,E")},
+               {IN("tokens_per_expert_2", I64, "C,E")},
+               {OUT("dlogits_0", F32, "T,E"), OPT},
+               {OUT("dlogits_1", F32, "T,E"), OPT},
+               {OUT("dlogits", F32, "T,E")}},
+     .attrs = {ROUTER_ATTRS, LOSS_ATTRS(""), LOSS_ATTRS("_2")},
+     .parts = {{"router_bwd", "dlogits=dlogits_0"},
+               {"router_aux_bwd", "dlogits_in=dlogits_0 dlogits=dlogits_1"},
+               {"router_aux_bwd", "dlogits_in=dlogits_1 " LOSS_NAMES("_2")}}},
+    {"router_balanced_bwd_three", "router_balanced",
+     .sums = "dlogits_0: E; dlogits_1: E; dlogits_2: E; dlogits: E", .flops = "28*T*E",
+     .slots = {{IN("dprobs", F32, "T,K")},
+               {IN("indices", I64, "T,K"), .below = "E"},
+               {IN("scores", F32, "T,E")},
+               {IN("logits", FLOAT, "T,E")},
+               {IN("tokens_per_expert", I64, "B,E")},
+               {IN("tokens_per_expert_2", I64, "C,E")},
+               {IN("tokens_per_expert_3", I64, "D,E")},
+               {OUT("dlogits_0", F32, "T,E"), OPT},
+               {OUT("dlogits_1", F32, "T,E"), OPT},
+               {OUT("dlogits_2", F32, "T,E"), OPT},
+               {OUT("dlogits", F32, "T,E")}},
+     .attrs = {ROUTER_ATTRS, LOSS_ATTRS(""), LOSS_ATTRS("_2"), LOSS_ATTRS("_3")},
+     .parts = {{"router_bwd", "dlogits=dlogits_0"},
+               {"router_aux_bwd", "dlogits_in=dlogits_0 dlogits=dlogits_1"},
+               {"router_aux_bwd", "dlogits_in=dlogits_1 dlogits=dlogits_2 " LOSS_NAMES("_2")},
+               {"router_aux_bwd", "dlogits_in=dlogits_2 " LOSS_NAMES("_3")}}},
     {"random_logits", "router", .sums = "", .flops = "0",
      .slots = {{IN("token", I64, "T"), .below = "N"}, {OUT("y", F32, "T,E")}},
      .attrs = {{INT("experts"), SIZE(1), .symbol = "E"},

@@ -70,16 +70,16 @@ typedef struct assay_op_attr {
 
 enum {
     ASSAY_OP_SLOTS = 20,
-    ASSAY_OP_ATTRS = 20,
+    ASSAY_OP_ATTRS = 24,
     ASSAY_OP_SYMBOLS = 20,
     ASSAY_OP_DIMS = 8,
     ASSAY_OP_PARTS = 6
 };
 
-/* An operation that a fused one does.  `slots`: "y=residual": the part's slot y is the whole's slot residual; slots and attributes
- * that are not listed have the same name in both. */
+/* An operation that a fused one does.  `names`: "y=residual": the part's slot y is the whole's slot residual, an attribute likewise; slots
+ * and attributes that are not listed have the same name in both.  "x_in=a x=b": an in-out slot whose two values have names of their own. */
 typedef struct assay_op_part {
-    const char *op, *slots;
+    const char *op, *names;
 } assay_op_part;
 
 typedef struct assay_op {
@@ -121,7 +121,10 @@ int assay_op_n_parts(const assay_op *op);
 const assay_op *assay_op_part_of(const assay_op *op, int part);
 /* The whole's slot for a part's recorded one ("y" -> "residual", "dgamma_in" -> "dgamma"); NULL: the whole has none of that name. */
 const char *assay_op_part_slot(const assay_op *op, int part, const char *recorded);
-/* The part, before `part`, whose output is that input of it, and its name there; -1: it comes from outside. */
+/* The whole's attribute for a part's; NULL: likewise. */
+const char *assay_op_part_attr(const assay_op *op, int part, const char *name);
+/* The last part before `part` whose output, or what it left in an in-out slot, is that recorded input of it ("dlogits_in"), and its name
+ * there; -1: it comes from outside. */
 int assay_op_part_source(const assay_op *op, int part, const char *input, const char **output);
 
 /* One operand of a call: recorded slot name, dtype and shape. */

@@ -17,10 +17,10 @@ const assay_op *assay_op_part_of(const assay_op *op, int part)
 }
 
 /* "y=residual z=w": what stands behind "y="; its length in *n.  NULL: y is not listed. */
-static const char *listed(const char *slots, const char *name, size_t *n)
+static const char *listed(const char *names, const char *name, size_t *n)
 {
     const size_t length = strlen(name);
-    for (const char *at = slots; at && *at; at += strcspn(at, " "), at += *at == ' ')
+    for (const char *at = names; at && *at; at += strcspn(at, " "), at += *at == ' ')
         if (strncmp(at, name, length) == 0 && at[length] == '=') {
             *n = strcspn(at + length + 1, " ");
             return at + length + 1;
@@ -28,18 +28,35 @@ static const char *listed(const char *slots, const char *name, size_t *n)
     return NULL;
 }
 
+/* The name in the whole. */
+static const char *renamed(const assay_op *op, int part, const char *own, size_t *n)
+{
+    const char *name = listed(op->parts[part].names, own, n);
+    if (name == NULL)
+        *n = strlen(own);
+    return name ? name : own;
+}
+
 const char *assay_op_part_slot(const assay_op *op, int part, const char *recorded)
 {
     const assay_op_slot *row = assay_op_slot_find(assay_op_part_of(op, part), recorded, false);
-    if (row && row->role == ASSAY_SLOT_INOUT) /* "dgamma_in" */
-        recorded = row->name;
-    size_t n = strlen(recorded);
-    const char *name = listed(op->parts[part].slots, recorded, &n);
-    if (name == NULL)
-        name = recorded;
+    size_t n;
+    if (row && row->role == ASSAY_SLOT_INOUT && listed(op->parts[part].names, recorded, &n) == NULL)
+        recorded = row->name; /* "dgamma_in" */
+    const char *name = renamed(op, part, recorded, &n);
     for (int i = 0; i < assay_op_n_slots(op); i++)
         if (strlen(op->slots[i].name) == n && strncmp(op->slots[i].name, name, n) == 0)
             return op->slots[i].name;
+    return NULL;
+}
+
+const char *assay_op_part_attr(const assay_op *op, int part, const char *own)
+{
+    size_t n;
+    const char *name = renamed(op, part, own, &n);
+    for (int i = 0; i < assay_op_n_attrs(op); i++)
+        if (strlen(op->attrs[i].name) == n && strncmp(op->attrs[i].name, name, n) == 0)
+            return op->attrs[i].name;
     return NULL;
 }
 
@@ -50,7 +67,7 @@ int assay_op_part_source(const assay_op *op, int part, const char *input, const 
         const assay_op *before = assay_op_part_of(op, k);
         for (int i = 0; i < assay_op_n_slots(before); i++) {
             const char *own = assay_op_part_slot(op, k, before->slots[i].name);
-            if (before->slots[i].role == ASSAY_SLOT_OUT && own && strcmp(own, whole) == 0) {
+            if (before->slots[i].role != ASSAY_SLOT_IN && own && strcmp(own, whole) == 0) {
                 *output = before->slots[i].name;
                 return k;
             }

@@ -6,7 +6,7 @@
  *       sums by shuffles, choices by warp maxima, places by ballots
  *
  * logits F32 or BF16, everything else F32.  Up to 512 experts, top-k up to 32; k1 takes up to 32 groups (k0 runs otherwise). */
-#include "gpu/ops/router_token.cuh"
+#include "gpu/ops/router_grad.cuh"
 
 template <class T>
 __global__ void router_fwd_k0(int64_t *indices, float *probs, float *scores, const T *logits,
@@ -31,47 +31,12 @@ __global__ void router_fwd_k1(int64_t *indices, float *probs, float *scores, con
     }
 }
 
-/* Gradient of the weight by the score of one chosen expert: `dot` = sum over the chosen of dprobs * score,
- * `sum` of their scores. */
-__device__ static __forceinline__ float router_dscore(const router_args &a, float dprob, float dot, float sum)
-{
-    if (!a.norm || (a.sigmoid && a.k <= 1))
-        return dprob * a.factor;
-    const float total = a.sigmoid ? sum + ROUTER_EPSILON : sum;
-    return (dprob - dot / total) / total * a.factor;
-}
-
 __global__ void router_bwd_k0(float *dlogits, const float *dprobs, const int64_t *indices,
                               const float *scores, router_args a)
 {
-    for (int64_t row = gpu_thread(); row < a.t; row += gpu_threads()) {
-        const int64_t *index = indices + row * a.k;
-        const float *score = scores + row * a.e, *dp = dprobs + row * a.k;
-        float *out = dlogits + row * a.e;
-        const bool post = !a.sigmoid && !a.pre_softmax;
-        float m = -INFINITY, sum = 0.0f, dot = 0.0f, jacobian = 0.0f;
-        for (int64_t i = 0; i < a.k; ++i)
-            m = fmaxf(m, score[index[i]]);
-        for (int64_t i = 0; i < a.k; ++i) {
-            const float value = post ? expf(score[index[i]] - m) : score[index[i]];
-            sum += value;
-            dot = fmaf(dp[i], value, dot);
-        }
-        if (!a.sigmoid && a.pre_softmax)
-            for (int64_t i = 0; i < a.k; ++i)
-                jacobian = fmaf(score[index[i]], router_dscore(a, dp[i], dot, sum), jacobian);
-        for (int64_t e = 0; e < a.e; ++e)
-            out[e] = !a.sigmoid && a.pre_softmax ? -score[e] * jacobian : 0.0f;
-        for (int64_t i = 0; i < a.k; ++i) {
-            const float s = score[index[i]];
-            if (post)
-                out[index[i]] = expf(s - m) / sum * a.factor * (dp[i] - dot / sum);
-            else if (a.sigmoid)
-                out[index[i]] = router_dscore(a, dp[i], dot, sum) * s * (1.0f - s);
-            else
-                out[index[i]] = s * (router_dscore(a, dp[i], dot, sum) - jacobian);
-        }
-    }
+    for (int64_t row = gpu_thread(); row < a.t; row += gpu_threads())
+        router_bwd_thread_row(dlogits + row * a.e, dprobs + row * a.k, indices + row * a.k,
+                              scores + row * a.e, a);
 }
 
 __global__ void router_bwd_k1(float *dlogits, const float *dprobs, const int64_t *indices,
@@ -79,30 +44,15 @@ __global__ void router_bwd_k1(float *dlogits, const float *dprobs, const int64_t
 {
     const int lane = (int)threadIdx.x;
     const int64_t step = (int64_t)gridDim.x * blockDim.y;
-    const bool post = !a.sigmoid && !a.pre_softmax, mine = lane < a.k;
     for (int64_t row = gpu_warp_row(); row < a.t; row += step) {
         float *out = dlogits + row * a.e;
-        const int64_t index = mine ? indices[row * a.k + lane] : 0;
-        const float s = mine ? scores[row * a.e + index] : 0.0f, dp = mine ? dprobs[row * a.k + lane] : 0.0f;
-        float value = s;
-        if (post) {
-            const float m = gpu_warp_max(mine ? s : -INFINITY);
-            value = mine ? expf(s - m) : 0.0f;
-        }
-        const float sum = gpu_warp_sum(value), dot = gpu_warp_sum(dp * value);
-        const float ds = mine && !post ? router_dscore(a, dp, dot, sum) : 0.0f;
-        const float jacobian = gpu_warp_sum(!a.sigmoid && a.pre_softmax ? s * ds : 0.0f);
+        const router_chosen c =
+            router_warp_chosen(dprobs + row * a.k, indices + row * a.k, scores + row * a.e, a);
         for (int64_t e = lane; e < a.e; e += GPU_WARP)
-            out[e] = !a.sigmoid && a.pre_softmax ? -scores[row * a.e + e] * jacobian : 0.0f;
+            out[e] = router_unchosen(a, scores[row * a.e + e], c.jacobian);
         __syncwarp(); /* the row is written before its chosen elements are written again by other lanes */
-        if (mine) {
-            if (post)
-                out[index] = value / sum * a.factor * (dp - dot / sum);
-            else if (a.sigmoid)
-                out[index] = ds * s * (1.0f - s);
-            else
-                out[index] = s * (ds - jacobian);
-        }
+        if (lane < a.k)
+            out[c.index] = c.gradient;
     }
 }
 

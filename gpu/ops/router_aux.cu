@@ -5,8 +5,7 @@
  *   k1  one warp for each token, one for each expert's column             fp32, tree of 32 lanes
  *
  * The aux map is the plain top-k of aux_scores: no bias, no groups. */
-#include "gpu/ops/router_rows.cuh"
-#include "gpu/ops/router_token.cuh"
+#include "gpu/ops/router_grad.cuh"
 
 template <class T>
 __global__ void aux_tokens_k0(float *aux_scores, int64_t *aux_indices, float *z, const T *logits, aux_args a)
@@ -85,57 +84,19 @@ __global__ void aux_loss_k0(float *losses, const float *score_sums, const int64_
     losses[1] = z_sum == nullptr ? 0.0f : (float)(z_factor * (double)*z_sum);
 }
 
-/* Sums of one row that its gradient needs: max and sum of exponentials, sum of sigmoids, and the mean of g
- * under aux_scores times their total: dot = sum value_e g_e. */
-typedef struct aux_row {
-    float m, sum, total, dot;
-} aux_row;
-
-__device__ static __forceinline__ float aux_element(const aux_row &r, float logit, float g, float z_factor,
-                                                    float scale, bool sigmoid)
+template <class T> __global__ void aux_bwd_k0(float *dlogits, const T *logits, aux_loss loss, aux_args a)
 {
-    const float p = expf(logit - r.m) / r.sum;
-    const float lse = r.m + logf(r.sum);
-    float d;
-    if (sigmoid) {
-        const float s = gpu_sigmoid(logit), total = r.total + ROUTER_EPSILON;
-        d = (g - r.dot / total) / total * s * (1.0f - s);
-    } else {
-        d = p * (g - r.dot / r.sum);
-    }
-    return scale * (d + z_factor * lse * p);
+    for (int64_t row = gpu_thread(); row < a.t; row += gpu_threads())
+        aux_bwd_thread_row(dlogits + row * a.e, dlogits + row * a.e, logits + row * a.e,
+                           loss.counts + row % loss.rows * a.e, loss, a);
 }
 
-template <class T>
-__global__ void aux_bwd_k0(float *dlogits, const T *logits, const int64_t *tokens_per_expert, int64_t rows,
-                           float aux_factor, float z_factor, float scale, aux_args a)
-{
-    for (int64_t row = gpu_thread(); row < a.t; row += gpu_threads()) {
-        const T *l = logits + row * a.e;
-        const int64_t *n = tokens_per_expert + row % rows * a.e;
-        aux_row r = {-INFINITY, 0.0f, 0.0f, 0.0f};
-        for (int64_t e = 0; e < a.e; ++e)
-            r.m = fmaxf(r.m, gpu_load(l + e));
-        for (int64_t e = 0; e < a.e; ++e) {
-            const float p = expf(gpu_load(l + e) - r.m), s = gpu_sigmoid(gpu_load(l + e));
-            r.sum += p;
-            r.total += s;
-            r.dot = fmaf(a.sigmoid ? s : p, aux_factor * (float)n[e], r.dot);
-        }
-        for (int64_t e = 0; e < a.e; ++e)
-            dlogits[row * a.e + e] +=
-                aux_element(r, gpu_load(l + e), aux_factor * (float)n[e], z_factor, scale, a.sigmoid);
-    }
-}
-
-template <class T>
-__global__ void aux_bwd_k1(float *dlogits, const T *logits, const int64_t *tokens_per_expert, int64_t rows,
-                           float aux_factor, float z_factor, float scale, aux_args a)
+template <class T> __global__ void aux_bwd_k1(float *dlogits, const T *logits, aux_loss loss, aux_args a)
 {
     const int64_t step = (int64_t)gridDim.x * blockDim.y;
     for (int64_t row = gpu_warp_row(); row < a.t; row += step) {
         const T *l = logits + row * a.e;
-        const int64_t *n = tokens_per_expert + row % rows * a.e;
+        const int64_t *n = loss.counts + row % loss.rows * a.e;
         aux_row r = {-INFINITY, 0.0f, 0.0f, 0.0f};
         for (int64_t e = threadIdx.x; e < a.e; e += GPU_WARP)
             r.m = fmaxf(r.m, gpu_load(l + e));
@@ -144,33 +105,17 @@ __global__ void aux_bwd_k1(float *dlogits, const T *logits, const int64_t *token
             const float p = expf(gpu_load(l + e) - r.m), s = gpu_sigmoid(gpu_load(l + e));
             r.sum += p;
             r.total += s;
-            r.dot = fmaf(a.sigmoid ? s : p, aux_factor * (float)n[e], r.dot);
+            r.dot = fmaf(a.sigmoid ? s : p, aux_weight(loss, n[e]), r.dot);
         }
         r.sum = gpu_warp_sum(r.sum);
         r.total = gpu_warp_sum(r.total);
         r.dot = gpu_warp_sum(r.dot);
-        for (int64_t e = threadIdx.x; e < a.e; e += GPU_WARP)
-            dlogits[row * a.e + e] +=
-                aux_element(r, gpu_load(l + e), aux_factor * (float)n[e], z_factor, scale, a.sigmoid);
+        for (int64_t e = threadIdx.x; e < a.e; e += GPU_WARP) {
+            const float logit = gpu_load(l + e), p = expf(logit - r.m) / r.sum;
+            float *out = dlogits + row * a.e + e;
+            *out = fmaf(loss.scale, aux_gradient(r, loss, logit, p, n[e], a.sigmoid), *out);
+        }
     }
-}
-
-typedef struct aux_desc {
-    double aux_coeff, z_coeff, loss_scale;
-    int64_t group_tokens, divisor;
-    router_desc router;
-} aux_desc;
-
-static aux_desc aux_desc_of(const gpu_operands *o)
-{
-    aux_desc d;
-    d.aux_coeff = gpu_operand_double(o, "aux_coeff");
-    d.z_coeff = gpu_operand_double(o, "z_coeff");
-    d.loss_scale = assay_op_attr_find(o->op, "loss_scale") ? gpu_operand_double(o, "loss_scale") : 1.0;
-    d.group_tokens = gpu_operand_int(o, "tokens");
-    d.divisor = gpu_operand_int(o, "divisor");
-    d.router = router_desc_of(o);
-    return d;
 }
 
 template <class T>
@@ -246,34 +191,9 @@ static assay_status router_aux_fwd(const gpu_work *w)
     return ASSAY_OK;
 }
 
-static assay_status check_group(const char *op, const aux_desc *d)
-{
-    ASSAY_CHECK(d->group_tokens >= 0 && d->router.topk >= 1 && d->divisor >= 1, ASSAY_INVALID_ARGUMENT,
-                "%s: expected tokens of 0 or more, topk and divisor of 1 or more, found %" PRId64 ", %" PRId64
-                " and %" PRId64,
-                op, d->group_tokens, d->router.topk, d->divisor);
-    ASSAY_CHECK(isfinite(d->aux_coeff) && isfinite(d->z_coeff) && isfinite(d->loss_scale),
-                ASSAY_INVALID_ARGUMENT,
-                "%s: expected finite coefficients, found aux_coeff %g, z_coeff %g, loss_scale %g", op,
-                d->aux_coeff, d->z_coeff, d->loss_scale);
-    return ASSAY_OK;
-}
-
-/* aux_coeff E / (K tokens^2 divisor) and coefficient / tokens; 0 for a group without tokens. */
-static double aux_factor_of(const aux_desc *d, int64_t experts)
-{
-    const double n = (double)d->group_tokens;
-    return n > 0.0 ? d->aux_coeff * (double)experts / ((double)d->router.topk * n * n * (double)d->divisor)
-                   : 0.0;
-}
-static double z_factor_of(const aux_desc *d)
-{
-    return d->group_tokens > 0 ? d->z_coeff / (double)d->group_tokens : 0.0;
-}
-
 static assay_status router_aux_loss(const gpu_work *w)
 {
-    const aux_desc desc = aux_desc_of(w->o), *d = &desc;
+    const aux_desc desc = aux_desc_of(w->o, 0), *d = &desc;
     const gpu_tensor losses = gpu_operand(w->o, "losses"), score_sums = gpu_operand(w->o, "score_sums"),
                      tokens_per_expert = gpu_operand(w->o, "tokens_per_expert"),
                      z_sum = gpu_operand(w->o, "z_sum");
@@ -288,7 +208,7 @@ static assay_status router_aux_loss(const gpu_work *w)
     ASSAY_TRY(gpu_check_count(op, "tokens_per_expert", tokens_per_expert, cells));
     if (z_sum.data != nullptr)
         ASSAY_TRY(gpu_check_count(op, "z_sum", z_sum, 1));
-    ASSAY_TRY(check_group(op, d));
+    ASSAY_TRY(aux_check_group(op, d));
     GPU_LAUNCHED(GPU_LAUNCH_NO_BARRIER(aux_loss_k0, dim3(1), dim3(1), 0, w->stream, (float *)losses.data,
                                        (const float *)score_sums.data,
                                        (const int64_t *)tokens_per_expert.data, (const float *)z_sum.data,
@@ -298,56 +218,46 @@ static assay_status router_aux_loss(const gpu_work *w)
 }
 
 template <class T>
-static cudaError_t launch_bwd(int variant, float *dlogits, const T *logits, const int64_t *tokens_per_expert,
-                              int64_t rows, float aux, float z, float scale, const aux_args &a,
-                              cudaStream_t stream)
+static cudaError_t launch_bwd(int variant, float *dlogits, const T *logits, const aux_loss &loss,
+                              const aux_args &a, cudaStream_t stream)
 {
     if (variant == 0)
         return GPU_LAUNCH_NO_BARRIER(aux_bwd_k0<T>, gpu_grid(a.t, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
-                                     dlogits, logits, tokens_per_expert, rows, aux, z, scale, a);
+                                     dlogits, logits, loss, a);
     return GPU_LAUNCH(aux_bwd_k1<T>, gpu_grid(a.t, GPU_ROWS_PER_BLOCK), gpu_warp_block(), 0, stream, dlogits,
-                      logits, tokens_per_expert, rows, aux, z, scale, a);
+                      logits, loss, a);
 }
 
 static assay_status router_aux_bwd(const gpu_work *w)
 {
-    const aux_desc desc = aux_desc_of(w->o), *d = &desc;
-    const gpu_tensor dlogits = gpu_operand(w->o, "dlogits"), logits = gpu_operand(w->o, "logits"),
-                     tokens_per_expert = gpu_operand(w->o, "tokens_per_expert");
+    const gpu_tensor dlogits = gpu_operand(w->o, "dlogits"), logits = gpu_operand(w->o, "logits");
+    const router_desc d = router_desc_of(w->o);
     const char *op = "router_aux_bwd";
     aux_args a;
-    ASSAY_TRY(aux_make_args(op, &d->router, logits, &a));
-    ASSAY_TRY(check_group(op, d));
+    aux_loss loss;
+    ASSAY_TRY(aux_make_args(op, &d, logits, &a));
+    ASSAY_TRY(aux_make_loss(op, w->o, 0, a, &loss));
     ASSAY_TRY(gpu_check_tensor(op, "dlogits", dlogits, ASSAY_F32, ASSAY_F32));
     ASSAY_TRY(gpu_check_shape2(op, "dlogits", dlogits, a.t, a.e));
-    ASSAY_TRY(gpu_check_tensor(op, "tokens_per_expert", tokens_per_expert, ASSAY_I64, ASSAY_I64));
-    const int64_t rows = gpu_tensor_count(tokens_per_expert) / a.e;
-    ASSAY_TRY(gpu_check_count(op, "tokens_per_expert", tokens_per_expert, rows * a.e));
-    ASSAY_TRY(router_check_rows(op, a.t, rows));
-    const float aux = (float)aux_factor_of(d, a.e), z = (float)(2.0 * z_factor_of(d));
-    const float scale = (float)d->loss_scale;
     if (a.t > 0)
-        GPU_LAUNCHED(
-            logits.dtype == ASSAY_F32
-                ? launch_bwd(w->variant, (float *)dlogits.data, (const float *)logits.data,
-                             (const int64_t *)tokens_per_expert.data, rows, aux, z, scale, a, w->stream)
-                : launch_bwd(w->variant, (float *)dlogits.data, (const bf16 *)logits.data,
-                             (const int64_t *)tokens_per_expert.data, rows, aux, z, scale, a, w->stream),
-            op);
+        GPU_LAUNCHED(logits.dtype == ASSAY_F32 ? launch_bwd(w->variant, (float *)dlogits.data,
+                                                            (const float *)logits.data, loss, a, w->stream)
+                                               : launch_bwd(w->variant, (float *)dlogits.data,
+                                                            (const bf16 *)logits.data, loss, a, w->stream),
+                     op);
     return ASSAY_OK;
 }
 
 /* --- the ladder --------------------------------------------------------------------------------------------- */
-#define AUX_ULP "math 6 ulp for sigmoid"
 /* z_sum is a softmax for either score function. */
 GPU_LADDER(router_aux_fwd) = {
     GPU_RUNG_IF("one thread a token, one an expert", router_aux_fwd, aux_workspace, NULL, NULL, GPU_SM_80,
                 GPU_ADAPTS("aux_scores aux_indices tokens_per_expert score_sums", GPU_SEQUENTIAL(GPU_ULP_EXP),
-                           router_ulp, AUX_ULP),
+                           router_ulp, ROUTER_ULP),
                 GPU_DECLARES("z_sum", GPU_SEQUENTIAL(GPU_ULP_EXP))),
     GPU_RUNG_IF("one warp a token, one an expert", router_aux_fwd, aux_workspace, NULL, NULL, GPU_SM_80,
                 GPU_ADAPTS("aux_scores aux_indices tokens_per_expert score_sums",
-                           GPU_TREE(GPU_WARP, GPU_ULP_EXP), router_ulp, AUX_ULP),
+                           GPU_TREE(GPU_WARP, GPU_ULP_EXP), router_ulp, ROUTER_ULP),
                 GPU_DECLARES("z_sum", GPU_TREE(GPU_WARP, GPU_ULP_EXP))),
     GPU_LADDER_END,
 };
@@ -358,8 +268,8 @@ GPU_LADDER(router_aux_loss) = {
 };
 GPU_LADDER(router_aux_bwd) = {
     GPU_RUNG("one thread a token", router_aux_bwd,
-             GPU_ADAPTS("dlogits", GPU_SEQUENTIAL(GPU_ULP_EXP), router_ulp, AUX_ULP)),
+             GPU_ADAPTS("dlogits", GPU_SEQUENTIAL(GPU_ULP_EXP), router_ulp, ROUTER_ULP)),
     GPU_RUNG("one warp a token", router_aux_bwd,
-             GPU_ADAPTS("dlogits", GPU_TREE(GPU_WARP, GPU_ULP_EXP), router_ulp, AUX_ULP)),
+             GPU_ADAPTS("dlogits", GPU_TREE(GPU_WARP, GPU_ULP_EXP), router_ulp, ROUTER_ULP)),
     GPU_LADDER_END,
 };

@@ -201,16 +201,17 @@ static double eighths(const parity_ask *q, int64_t i)
 }
 
 /* Scores in eighths; no division by their sum. */
-static void add_router(parity_ask *q, int64_t t, int64_t experts, int64_t k, const char *score)
+static void begin_router_bwd(parity_ask *q, const char *op, int64_t t, int64_t experts, int64_t k,
+                             const char *score, double (*logit)(const parity_ask *, int64_t))
 {
     int64_t indices[64];
     for (int64_t i = 0; i < t * k; i++)
         indices[i] = (i / k * 2) % (experts - k + 1) + i % k;
-    parity_ask_begin(q, "router_bwd");
+    parity_ask_begin(q, op);
     parity_ask_2d(q, "dprobs", ASSAY_F32, t, k, parity_lattice);
     parity_ask_bytes(q, "indices", ASSAY_I64, 2, (int64_t[]){t, k}, indices);
     parity_ask_2d(q, "scores", ASSAY_F32, t, experts, eighths);
-    parity_ask_2d(q, "logits", ASSAY_F32, t, experts, parity_lattice);
+    parity_ask_2d(q, "logits", ASSAY_F32, t, experts, logit);
     parity_ask_int(q, "topk", k);
     parity_ask_text(q, "score_function", score);
     json_object_set_new(q->attrs, "pre_softmax", json_true());
@@ -218,6 +219,11 @@ static void add_router(parity_ask *q, int64_t t, int64_t experts, int64_t k, con
     parity_ask_real_attr(q, "scaling_factor", 2.0);
     parity_ask_int(q, "num_groups", 0);
     parity_ask_int(q, "group_topk", 0);
+}
+
+static void add_router(parity_ask *q, int64_t t, int64_t experts, int64_t k, const char *score)
+{
+    begin_router_bwd(q, "router_bwd", t, experts, k, score, parity_lattice);
     parity_ask_finish(q);
 }
 
@@ -252,6 +258,35 @@ static void add_router_aux(parity_ask *q, int64_t t, int64_t experts, int64_t k,
         }
         parity_ask_finish(q);
     }
+}
+
+/* The choice's gradient and those of the losses in one launch: scores and logits as above, which need not belong together. */
+static void add_router_balanced(parity_ask *q, int64_t t, int64_t experts, int64_t k, const char *score,
+                                int losses)
+{
+    static const char *const ops[] = {"router_balanced_bwd", "router_balanced_bwd_two",
+                                      "router_balanced_bwd_three"},
+                             *const ends[] = {"", "_2", "_3"};
+    int64_t counts[3 * 64];
+    char name[32];
+    for (int64_t i = 0; i < 3 * experts; i++)
+        counts[i] = i * i % 5;
+    begin_router_bwd(q, ops[losses - 1], t, experts, k, score, parity_zero);
+    for (int i = 0; i < losses; i++) {
+        snprintf(name, sizeof name, "tokens_per_expert%s", ends[i]);
+        parity_ask_bytes(q, name, ASSAY_I64, 2, (int64_t[]){i == 1 ? 3 : 1, experts}, counts);
+        snprintf(name, sizeof name, "aux_coeff%s", ends[i]);
+        parity_ask_real_attr(q, name, i == 0 ? 0.5 : 1.0);
+        snprintf(name, sizeof name, "z_coeff%s", ends[i]);
+        parity_ask_real_attr(q, name, 0.0);
+        snprintf(name, sizeof name, "tokens%s", ends[i]);
+        parity_ask_int(q, name, i == 1 ? 8 : 16);
+        snprintf(name, sizeof name, "divisor%s", ends[i]);
+        parity_ask_int(q, name, i == 1 ? 4 : 1);
+        snprintf(name, sizeof name, "loss_scale%s", ends[i]);
+        parity_ask_real_attr(q, name, 0.25);
+    }
+    parity_ask_finish(q);
 }
 
 /* The same of interleaved sequences, and the counts of a step. */
@@ -414,6 +449,10 @@ void parity_ask_lattice_backward(parity_ask *q)
     add_router(q, 5, 40, 3, "sigmoid");
     add_router(q, 3, 70, 1, "softmax");
     add_router(q, 0, 4, 2, "sigmoid");
+    add_router_balanced(q, 9, 8, 2, "softmax", 1);
+    add_router_balanced(q, 6, 64, 4, "sigmoid", 2);
+    add_router_balanced(q, 9, 32, 2, "softmax", 3);
+    add_router_balanced(q, 0, 4, 1, "softmax", 1);
     add_router_aux(q, 9, 8, 2, "softmax");
     add_router_aux(q, 5, 64, 4, "sigmoid");
     add_router_aux(q, 0, 4, 1, "softmax");

@@ -25,9 +25,12 @@ static bool wired(const assay_trace *t, const parity_fused *f, int part, char pr
     const assay_trace_op *op = f->part[part];
     const assay_op *row = assay_op_part_of(f->row, part);
     for (int i = 0; i < assay_op_n_slots(row); i++) {
-        const char *slot = row->slots[i].name, *output = NULL;
+        const assay_op_slot *own = &row->slots[i];
+        char slot[ASSAY_SLOT_NAME];
+        const char *output = NULL;
+        snprintf(slot, sizeof slot, "%s%s", own->name, own->role == ASSAY_SLOT_INOUT ? "_in" : "");
         const int source =
-            row->slots[i].role == ASSAY_SLOT_OUT ? -1 : assay_op_part_source(f->row, part, slot, &output);
+            own->role == ASSAY_SLOT_OUT ? -1 : assay_op_part_source(f->row, part, slot, &output);
         if (source < 0 || is_listed_internal(op, slot))
             continue;
         const assay_trace_tensor *read = NULL, *made = assay_trace_op_tensor(t, f->part[source], output);
@@ -52,13 +55,12 @@ static const assay_trace_tensor *input_of(const assay_trace *t, const assay_trac
     return NULL;
 }
 
-/* What the whole takes once and two parts have under that name is the same in both: an input, an attribute. */
+/* What the whole takes once and two parts have under that name is the same in both. */
 static bool shared(const assay_trace *t, const parity_fused *f, int part, int before,
                    char problem[PARITY_TEXT])
 {
     const assay_trace_op *op = f->part[part], *other = f->part[before];
-    const char *key, *output;
-    json_t *value;
+    const char *output;
     for (int i = 0; i < op->n_inputs; i++) {
         const char *slot = op->inputs[i].slot, *whole = assay_op_part_slot(f->row, part, slot);
         for (int k = 0; whole && k < other->n_inputs; k++) {
@@ -75,14 +77,27 @@ static bool shared(const assay_trace *t, const parity_fused *f, int part, int be
             return false;
         }
     }
-    json_object_foreach(op->attrs, key, value)
+    return true;
+}
+
+/* Likewise attributes. */
+static bool same_values(const parity_fused *f, int part, int before, char problem[PARITY_TEXT])
+{
+    const char *key, *other;
+    json_t *value, *theirs;
+    json_object_foreach(f->part[part]->attrs, key, value)
     {
-        const json_t *theirs = json_object_get(other->attrs, key);
-        if (theirs == NULL || json_equal(theirs, value))
-            continue;
-        snprintf(problem, PARITY_TEXT, "%s: %s is expected to be one value for parts %d and %d: found two",
-                 f->row->name, key, before, part);
-        return false;
+        const char *whole = assay_op_part_attr(f->row, part, key);
+        json_object_foreach(f->part[before]->attrs, other, theirs)
+        {
+            const char *name = assay_op_part_attr(f->row, before, other);
+            if (whole == NULL || name == NULL || strcmp(whole, name) != 0 || json_equal(theirs, value))
+                continue;
+            snprintf(problem, PARITY_TEXT,
+                     "%s: %s is expected to be one value for parts %d and %d: found two", f->row->name, whole,
+                     before, part);
+            return false;
+        }
     }
     return true;
 }
@@ -117,7 +132,7 @@ bool parity_fused_find(const assay_trace *t, int rank, int64_t index, parity_fus
         if (!wired(t, out, k, problem))
             return false;
         for (int before = 0; before < k; before++)
-            if (!shared(t, out, k, before, problem))
+            if (!shared(t, out, k, before, problem) || !same_values(out, k, before, problem))
                 return false;
     }
     return true;
@@ -172,11 +187,17 @@ static assay_status take_slots(const assay_trace *t, const parity_fused *f, int 
 
 static assay_status join_declarations(const parity_fused *f, json_t *attrs, assay_declaration *out)
 {
+    const char *key;
+    json_t *value;
     *out = assay_declaration_make(f->part[f->own]->arith.all);
     for (int k = 0; k < f->n; k++) {
         const assay_trace_op *op = f->part[k];
-        if (op->attrs)
-            json_object_update_missing(attrs, op->attrs);
+        json_object_foreach(op->attrs, key, value)
+        {
+            const char *whole = assay_op_part_attr(f->row, k, key);
+            if (whole && json_object_get(attrs, whole) == NULL)
+                json_object_set(attrs, whole, value);
+        }
         for (int i = 0; i < op->n_outputs; i++) {
             const char *slot = assay_op_part_slot(f->row, k, op->outputs[i].slot);
             if (slot)

@@ -222,6 +222,37 @@
             "T=3 E=300 K=8 | " AUX "softmax aux_coeff=1.0 z_coeff=0.5 loss_scale=0.125 tokens=3",            \
             "T=0 E=4 K=2 | " AUX "softmax aux_coeff=1.0 z_coeff=0.5 loss_scale=1.0 tokens=0"                 \
     }
+/* The attributes of a loss: `of` ends the names of the second and the third. */
+#define LOSS(of, aux, z, n, among, scale)                                                                    \
+    " aux_coeff" of "=" aux " z_coeff" of "=" z " tokens" of "=" n " divisor" of "=" among " loss_scale" of  \
+    "=" scale
+#define FIRST LOSS("", "0.02", "0.003", "66", "1", "0.25")
+#define SECOND LOSS("_2", "0.3", "0.0", "11", "6", "0.125")
+#define THIRD LOSS("_3", "0.5", "0.0", "132", "3", "0.25")
+/* One number of experts for each number of registers, each way to choose, rows of counts for each loss. */
+#define BALANCED_BWD_SIZES(losses)                                                                           \
+    {                                                                                                        \
+        "T=12 E=7 K=3 bias=0 N=9 B=1 C=3 D=1 | " ROUTER                                                      \
+        "softmax pre_softmax=true norm_topk_prob=true" losses,                                               \
+            "T=33 E=40 K=4 bias=0 N=9 B=1 C=3 D=1 | " ROUTER                                                 \
+            "softmax pre_softmax=false norm_topk_prob=false" losses,                                         \
+            "T=6 E=70 K=4 bias=1 N=9 B=3 C=1 D=2 | " ROUTER                                                  \
+            "sigmoid pre_softmax=false norm_topk_prob=true num_groups=5 group_topk=2" losses,                \
+            "T=4 E=130 K=6 bias=0 N=50 B=1 C=2 D=1 | " ROUTER                                                \
+            "softmax pre_softmax=true norm_topk_prob=false" losses,                                          \
+            "T=3 E=300 K=8 bias=1 N=5 B=1 C=3 D=1 | " ROUTER                                                 \
+            "sigmoid pre_softmax=false norm_topk_prob=false" losses,                                         \
+            "T=2 E=64 K=1 bias=0 N=5 B=2 C=2 D=1 | " ROUTER                                                  \
+            "sigmoid pre_softmax=false norm_topk_prob=true" losses,                                          \
+            "T=0 E=4 K=2 bias=0 N=5 B=1 C=2 D=1 | " ROUTER                                                   \
+            "softmax pre_softmax=true norm_topk_prob=true" losses                                            \
+    }
+#define BALANCED_BWD_SLOTS                                                                                   \
+    {SLOT("indices", FROM), .of = "router_fwd.indices"}, {SLOT("scores", FROM), .of = "router_fwd.scores"},  \
+        {.name = "dprobs"},                                                                                  \
+    {                                                                                                        \
+        SLOT("tokens_per_expert", BELOW), .of = "N"                                                          \
+    }
 #define ROWS_SIZES                                                                                           \
     {                                                                                                        \
         "T=7 K=2 R=14 H=5", "T=1 K=1 R=1 H=1", "T=0 K=2 R=0 H=3", "T=13 K=3 R=39 H=70"                       \
@@ -437,6 +468,42 @@ const parity_ask_row parity_ask_table[] = {
       {SLOT("tokens_per_expert", FROM), .of = "router_aux_fwd.tokens_per_expert", .shape = "E"},
       {.name = "dlogits_in", .scale = 0.01}},
      AUX_LOSS_SIZES},
+    {"router_balanced_bwd",
+     {{.name = "logits", .scale = 3},
+      {SLOT("expert_bias", F32), .when = "bias", .shape = "E", .scale = 0.1, .hidden = true},
+      BALANCED_BWD_SLOTS},
+     BALANCED_BWD_SIZES(FIRST)},
+    {"router_balanced_bwd",
+     {{SLOT("logits", F32), .scale = 3},
+      {SLOT("expert_bias", F32), .when = "bias", .shape = "E", .scale = 0.1, .hidden = true},
+      BALANCED_BWD_SLOTS},
+     BALANCED_BWD_SIZES(FIRST)},
+    {"router_balanced_bwd_two",
+     {{.name = "logits", .scale = 3},
+      {SLOT("expert_bias", F32), .when = "bias", .shape = "E", .scale = 0.1, .hidden = true},
+      BALANCED_BWD_SLOTS,
+      {SLOT("tokens_per_expert_2", BELOW), .of = "N"}},
+     BALANCED_BWD_SIZES(FIRST SECOND)},
+    {"router_balanced_bwd_two",
+     {{SLOT("logits", F32), .scale = 3},
+      {SLOT("expert_bias", F32), .when = "bias", .shape = "E", .scale = 0.1, .hidden = true},
+      BALANCED_BWD_SLOTS,
+      {SLOT("tokens_per_expert_2", BELOW), .of = "N"}},
+     BALANCED_BWD_SIZES(FIRST SECOND)},
+    {"router_balanced_bwd_three",
+     {{.name = "logits", .scale = 3},
+      {SLOT("expert_bias", F32), .when = "bias", .shape = "E", .scale = 0.1, .hidden = true},
+      BALANCED_BWD_SLOTS,
+      {SLOT("tokens_per_expert_2", BELOW), .of = "N"},
+      {SLOT("tokens_per_expert_3", BELOW), .of = "N"}},
+     BALANCED_BWD_SIZES(FIRST SECOND THIRD)},
+    {"router_balanced_bwd_three",
+     {{SLOT("logits", F32), .scale = 3},
+      {SLOT("expert_bias", F32), .when = "bias", .shape = "E", .scale = 0.1, .hidden = true},
+      BALANCED_BWD_SLOTS,
+      {SLOT("tokens_per_expert_2", BELOW), .of = "N"},
+      {SLOT("tokens_per_expert_3", BELOW), .of = "N"}},
+     BALANCED_BWD_SIZES(FIRST SECOND THIRD)},
     /* of interleaved sequences */
     {"router_seq_aux_fwd",
      {{SLOT("aux_scores", POSITIVE)}, {SLOT("aux_indices", CHOICE), .of = "E"}},

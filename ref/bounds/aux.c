@@ -132,9 +132,9 @@ assay_status ref_bound_router_aux_loss(ref_pair losses, const double *score_sums
     return ASSAY_OK;
 }
 
-void ref_bound_router_aux_bwd(ref_pair dlogits, const double *logits, const int64_t *counts,
-                              const double *old, const ref_balance *b, double loss_scale,
-                              const ref_router_desc *desc, const ref_declared *d)
+void ref_bound_router_aux_bwd(ref_pair dlogits, const double *logits, const int64_t *counts, ref_pair old,
+                              const ref_balance *b, double loss_scale, const ref_router_desc *desc,
+                              const ref_declared *d)
 {
     const ref_num *n = &d->num;
     const int64_t e = desc->experts;
@@ -160,8 +160,9 @@ void ref_bound_router_aux_bwd(ref_pair dlogits, const double *logits, const int6
             ref_iv total = iv_add(n, aux, z);
             /* the two parts may be added to the target one after the other */
             total.b += n->u * (fabs(aux.v) + fabs(z.v));
-            total = iv_add(n, iv_exact(old[i * e + j]), total);
-            total.b += n->u * (fabs(old[i * e + j]) + fabs(aux.v));
+            const ref_iv before = {old.y[i * e + j], old.b ? old.b[i * e + j] : 0.0};
+            total = iv_add(n, before, total);
+            total.b += n->u * (fabs(before.v) + before.b + fabs(aux.v));
             dlogits.y[i * e + j] = total.v;
             dlogits.b[i * e + j] = total.b;
         }

@@ -193,9 +193,10 @@ assay_status ref_bound_router_seq_aux_sums(ref_pair score_sums, const double *au
 assay_status ref_bound_router_aux_loss(ref_pair losses, const double *score_sums, const int64_t *counts,
                                        const double *z_sum, const ref_balance *b, const ref_router_desc *desc,
                                        const ref_declared *d);
-void ref_bound_router_aux_bwd(ref_pair dlogits, const double *logits, const int64_t *counts,
-                              const double *old, const ref_balance *b, double loss_scale,
-                              const ref_router_desc *desc, const ref_declared *d);
+/* old.b NULL: exact; else how far what the target held may lie from old.y.  dlogits may be old. */
+void ref_bound_router_aux_bwd(ref_pair dlogits, const double *logits, const int64_t *counts, ref_pair old,
+                              const ref_balance *b, double loss_scale, const ref_router_desc *desc,
+                              const ref_declared *d);
 void ref_bound_expert_bias_update(ref_pair bias, const double *old, const int64_t *counts, double rate,
                                   int64_t e, const ref_declared *d);
 

@@ -477,8 +477,8 @@ Test(ops, the_parts_of_a_fused_operation_are_rows)
                 cr_expect_not_null(assay_op_part_slot(op, k, part->slots[s].name), "%s: %s of %s", op->name,
                                    part->slots[s].name, part->name);
             for (int a = 0; a < assay_op_n_attrs(part); a++)
-                cr_expect_not_null(assay_op_attr_find(op, part->attrs[a].name), "%s: %s", op->name,
-                                   part->attrs[a].name);
+                cr_expect_not_null(assay_op_part_attr(op, k, part->attrs[a].name), "%s: %s of %s", op->name,
+                                   part->attrs[a].name, part->name);
         }
     }
     cr_expect_geq(n, 2);
@@ -500,4 +500,35 @@ Test(ops, the_parts_of_a_fused_operation_are_rows)
     cr_expect_str_eq(assay_op_part_slot(op, 0, "dgamma_in"), "dgamma");
     cr_expect_str_eq(assay_op_part_slot(op, 1, "a"), "dresidual");
     cr_expect_eq(assay_op_n_parts(assay_op_find("add")), 0);
+}
+
+/* An in-out slot of two names: what it was is what the part before left in it; attributes have the names of their part. */
+Test(ops, parts_hand_on_an_in_out_slot)
+{
+    static const struct {
+        const char *own, *whole[4];
+        bool slot;
+    } rows[] = {{"dlogits_in", {NULL, "dlogits_0", "dlogits_1", "dlogits_2"}, true},
+                {"dlogits", {"dlogits_0", "dlogits_1", "dlogits_2", "dlogits"}, true},
+                {"tokens_per_expert",
+                 {NULL, "tokens_per_expert", "tokens_per_expert_2", "tokens_per_expert_3"},
+                 true},
+                {"logits", {"logits", "logits", "logits", "logits"}, true},
+                {"loss_scale", {NULL, "loss_scale", "loss_scale_2", "loss_scale_3"}, false},
+                {"divisor", {NULL, "divisor", "divisor_2", "divisor_3"}, false},
+                {"topk", {"topk", "topk", "topk", "topk"}, false}};
+    const assay_op *op = assay_op_find("router_balanced_bwd_three");
+    const char *output = NULL;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        for (int k = 0; k < 4; k++)
+            if (rows[i].whole[k])
+                cr_expect_str_eq(rows[i].slot ? assay_op_part_slot(op, k, rows[i].own)
+                                              : assay_op_part_attr(op, k, rows[i].own),
+                                 rows[i].whole[k]);
+    for (int k = 1; k < 4; k++) {
+        cr_expect_eq(assay_op_part_source(op, k, "dlogits_in", &output), k - 1);
+        cr_expect_str_eq(output, "dlogits");
+        cr_expect_eq(assay_op_part_source(op, k, "logits", &output), -1);
+    }
+    cr_expect_null(assay_op_part_attr(op, 0, "eps"));
 }
