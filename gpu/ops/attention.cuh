@@ -175,7 +175,15 @@ typedef struct gpu_attention_bwd_tensors {
 } gpu_attention_bwd_tensors;
 cudaError_t gpu_attention_bwd_mma(const gpu_attention_bwd_tensors *t, void *workspace, float scale2,
                                   const attention_args &a, cudaStream_t stream);
+/* The first of its launches: the workspace's rows. */
+cudaError_t gpu_attention_bwd_rows(const gpu_attention_bwd_tensors *t, void *workspace,
+                                   const attention_args &a, cudaStream_t stream);
 size_t gpu_attention_bwd_mma_workspace(const gpu_ctx *ctx, const gpu_operands *o);
+
+/* k3 of the backward, a query and a key or more, head dimensions up to 128, the workspace of k2; defined in attention_bwd_sm90.cu.  Elsewhere as k3 of the forward. */
+assay_status gpu_attention_bwd_sm90(const gpu_work *w, const gpu_attention_bwd_tensors *t,
+                                    const attention_args &a);
+bool gpu_attention_bwd_takes_sm90(const gpu_ctx *ctx, const gpu_operands *o);
 
 /* More than 48 KB of dynamic shared memory is asked for by name. */
 template <class... P> static cudaError_t attention_allow_shared(void (*kernel)(P...), size_t bytes)

@@ -8,6 +8,9 @@
  *       computes p and dS of its key (query) with the four rows, then
  *       a lane owns the output elements lane, lane + 32, ...
  *   k2  matrix units: attention_bwd_mma.cu                               bf16 operands, tensor core
+ *   k3  warpgroups and tensor maps (capability 9.0 alone, head           as k2
+ *       dimensions up to 128): attention_bwd_sm90.cu; chosen only when
+ *       asked for, until it has been measured on a device
  *
  * D = sum dO O comes first, into the workspace.  In k0 and k1, dk and dv sum over the heads of the group, then over the
  * queries, both ascending, in one chain: no atomics. */
@@ -327,8 +330,10 @@ static assay_status attention_bwd(const gpu_work *w)
     ASSAY_TRY(gpu_check_tensor(op, "lse", lse, ASSAY_F32, ASSAY_F32));
     ASSAY_TRY(gpu_check_count(op, "lse", lse, rows));
     ASSAY_TRY(gpu_check_workspace(
-        op, w->ctx, (w->variant == 2 ? gpu_attention_bwd_mma_workspace : bwd_workspace)(w->ctx, w->o)));
+        op, w->ctx, (w->variant >= 2 ? gpu_attention_bwd_mma_workspace : bwd_workspace)(w->ctx, w->o)));
     const gpu_attention_bwd_tensors t = {dq, dk, dv, dout, q, k, v, o, lse};
+    if (w->variant == 3)
+        return gpu_attention_bwd_sm90(w, &t, attention_args_make(d));
     if (w->variant == 2)
         GPU_LAUNCHED(gpu_attention_bwd_mma(&t, w->ctx->workspace, gpu_attention_scale2(w->o),
                                            attention_args_make(d), w->stream),
@@ -340,6 +345,12 @@ static assay_status attention_bwd(const gpu_work *w)
     return ASSAY_OK;
 }
 
+/* No device has measured k3. */
+static bool sm90_pays(const gpu_operands *)
+{
+    return false;
+}
+
 /* --- the ladder --------------------------------------------------------------------------------------------- */
 GPU_LADDER(attention_bwd) = {
     GPU_RUNG_IF("one thread a query and head (dq), a key and group (dk, dv)", attention_bwd, bwd_workspace,
@@ -349,6 +360,10 @@ GPU_LADDER(attention_bwd) = {
     GPU_RUNG_ROUNDING_P(
         "BF16", "matrix units, FlashAttention-2 form: bf16, head dimensions of multiples of 8, no dropout",
         attention_bwd, gpu_attention_bwd_mma_workspace, gpu_attention_takes_mma, NULL, GPU_SM_80,
+        GPU_ADAPTS("dq dk dv", GPU_TENSOR_CORE(GPU_ULP_EXP, 0), gpu_mma_arith, GPU_MMA_ARITH)),
+    GPU_RUNG_ROUNDING_P(
+        "BF16", "warpgroups and tensor maps: the calls of k2 with head dimensions up to 128; not measured",
+        attention_bwd, gpu_attention_bwd_mma_workspace, gpu_attention_bwd_takes_sm90, sm90_pays, GPU_SM_90,
         GPU_ADAPTS("dq dk dv", GPU_TENSOR_CORE(GPU_ULP_EXP, 0), gpu_mma_arith, GPU_MMA_ARITH)),
     GPU_LADDER_END,
 };

@@ -311,18 +311,24 @@ static cudaError_t launch(const gpu_attention_bwd_tensors *t, const attention_bw
     }
 }
 
+cudaError_t gpu_attention_bwd_rows(const gpu_attention_bwd_tensors *t, void *workspace,
+                                   const attention_args &a, cudaStream_t stream)
+{
+    const int64_t rows = a.seq_q * a.batch * a.heads;
+    if (rows == 0)
+        return cudaSuccess;
+    return GPU_LAUNCH_NO_BARRIER(attention_bwd_rows_k2, gpu_grid(rows, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
+                                 (attention_bwd_row *)workspace, (const bf16 *)t->dout.data,
+                                 (const bf16 *)t->o.data, (const float *)t->lse.data, a);
+}
+
 cudaError_t gpu_attention_bwd_mma(const gpu_attention_bwd_tensors *t, void *workspace, float scale2,
                                   const attention_args &a, cudaStream_t stream)
 {
-    attention_bwd_row *of_rows = (attention_bwd_row *)workspace;
-    const int64_t rows = a.seq_q * a.batch * a.heads;
-    if (rows > 0) {
-        const cudaError_t e = GPU_LAUNCH_NO_BARRIER(
-            attention_bwd_rows_k2, gpu_grid(rows, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream, of_rows,
-            (const bf16 *)t->dout.data, (const bf16 *)t->o.data, (const float *)t->lse.data, a);
-        if (e != cudaSuccess)
-            return e;
-    }
+    const attention_bwd_row *of_rows = (const attention_bwd_row *)workspace;
+    const cudaError_t e = gpu_attention_bwd_rows(t, workspace, a, stream);
+    if (e != cudaSuccess)
+        return e;
     return ATTENTION_MMA_BY_WIDTHS(attention_mma_widths_of(a.d, a.dv), launch, t, of_rows, scale2, a, stream);
 }
 

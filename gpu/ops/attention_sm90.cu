@@ -94,6 +94,25 @@ __device__ static __forceinline__ void values(float (&acc)[S::PARTS][S::COLUMNS 
     wgmma_commit();
 }
 
+/* The same of the keys that a row sees, pair by pair. */
+template <class S, int DV>
+__device__ static __forceinline__ void
+add_values(float (&acc)[S::PARTS][S::COLUMNS / 8][4], const unsigned (&p)[S::HALVES][4][4], bf16 *v_tile,
+           const attention_args &a, const block_rows &rows, int row, int first_key)
+{
+    const row_sight sight = sight_of_rows(a, rows, row);
+    GPU_UNROLL
+    for (int h = 0; h < S::HALVES; ++h) {
+        const int first = first_key + h * WGMMA_TERMS;
+        GPU_UNROLL
+        for (int i = 0; i < S::PARTS; ++i)
+            add_pairs(acc[i], p[h], v_tile + (h * DV + i * S::COLUMNS) * WGMMA_TERMS,
+                      min((int)WGMMA_TERMS, (int)a.seq_k - first), [&](int r, int k) {
+                          return sees(sight, r, a.k_position[(first + k) * a.batch + rows.b]);
+                      });
+    }
+}
+
 /* Until they are there. */
 template <class S>
 __device__ static __forceinline__ void wait_values(float (&acc)[S::PARTS][S::COLUMNS / 8][4],
@@ -114,14 +133,6 @@ __device__ static __forceinline__ void round_all(unsigned (&p)[S::HALVES][4][4],
     GPU_UNROLL
     for (int h = 0; h < S::HALVES; ++h)
         wgmma_round(p[h], s, h * WGMMA_TERMS);
-}
-
-/* The warp needs what a stage's barrier guards no more. */
-__device__ static __forceinline__ void leave(mbarrier *empty)
-{
-    __syncwarp();
-    if (threadIdx.x % GPU_WARP == 0)
-        mbarrier_arrive(empty);
 }
 
 /* The warpgroups issue products in turns, the first one first; the last turn of all is nobody's to wait for. */
@@ -178,9 +189,10 @@ __device__ static __forceinline__ void attend(bf16 *o, float *lse, bf16 *q_tile,
         const stage_tile next_tile = bar->tile[next];
         mbarrier_wait(&bar->v_full[stage], item / S::STAGES % 2);
         const bool by_pairs =
-            tile.sight != ATTENTION_SEES_ALL && is_unbounded<S>(v_tile, bar, group, item + 1);
+            tile.sight != ATTENTION_SEES_ALL &&
+            is_unbounded<S::V>(v_tile, &bar->unbounded[group], group, item + 1); /* it meets at its turns */
         if (by_pairs) {
-            add_pairs<S, DV>(acc, p, v_tile, a, rows, row, tile.n * S::KEYS);
+            add_values<S, DV>(acc, p, v_tile, a, rows, row, tile.n * S::KEYS);
             v_tile = zeros; /* a branch around products would take their overlap away */
         }
         begin_turn(group, item + 1);

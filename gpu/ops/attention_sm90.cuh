@@ -201,60 +201,63 @@ __device__ static __forceinline__ void exponentials(float (&s)[NT][4], row_softm
     }
 }
 
-/* Whether the tile of values holds an infinity or a NaN, for the whole warpgroup.  item: from 1 on, another one at each call; between two
- * calls the warpgroup meets at its turn. */
-template <class S>
-__device__ static __forceinline__ bool is_unbounded(const bf16 *v_tile, stage_barriers<S::STAGES> *bar,
-                                                    int group, int item)
+/* Whether a tile of N numbers holds an infinity or a NaN, for the whole warpgroup, which meets here.  item: from 1 on, another one at each
+ * call of the same *found, between two of which the warpgroup meets once more. */
+template <int N>
+__device__ static __forceinline__ bool is_unbounded(const bf16 *tile, int *found, int group, int item)
 {
     bool any = false;
-    for (int i = (int)threadIdx.x % WGMMA_THREADS; i < S::V / 8; i += WGMMA_THREADS) {
-        const uint4 chunk = ((const uint4 *)v_tile)[i];
+    for (int i = (int)threadIdx.x % WGMMA_THREADS; i < N / 8; i += WGMMA_THREADS) {
+        const uint4 chunk = ((const uint4 *)tile)[i];
         const unsigned word[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
         GPU_UNROLL
         for (int w = 0; w < 4; ++w)
             any = any || (word[w] & 0x7f80u) == 0x7f80u || (word[w] & 0x7f800000u) == 0x7f800000u;
     }
     if (any)
-        *(volatile int *)&bar->unbounded[group] = item;
+        *(volatile int *)found = item;
     named_barrier_sync(OWN_GROUP + group, WGMMA_THREADS);
-    return *(volatile int *)&bar->unbounded[group] == item;
+    return *(volatile int *)found == item;
 }
 
-/* o += round(P) V of the keys that a row sees, pair by pair. */
-template <class S, int DV>
-__device__ static __forceinline__ void
-add_pairs(float (&o)[S::PARTS][S::COLUMNS / 8][4], const unsigned (&p)[S::HALVES][4][4], bf16 *v_tile,
-          const attention_args &a, const block_rows &rows, int row, int first_key)
+/* o [64][8 NT] += round(P) B of the first `rows` of 64 terms, pair by pair where `sees(h, x)`, row h of the thread and row x of B. */
+template <int NT, class F>
+__device__ static __forceinline__ void add_pairs(float (&o)[NT][4], const unsigned (&p)[4][4], bf16 *tile,
+                                                 int rows, F sees)
 {
-    const row_sight sight = sight_of_rows(a, rows, row);
-    const int lane = (int)threadIdx.x % GPU_WARP, keys = min(S::KEYS, (int)a.seq_k - first_key);
+    const int lane = (int)threadIdx.x % GPU_WARP;
     GPU_NO_UNROLL
-    for (int k = 0; k < keys; ++k) {
-        const int64_t position = a.k_position[(first_key + k) * a.batch + rows.b];
+    for (int x = 0; x < rows; ++x) {
         float weight[2];
+        bool seen[2];
         GPU_UNROLL
         for (int h = 0; h < 2; ++h) { /* a lane of the quad has it, in a register that no index may name */
             unsigned pair = 0;
             GPU_UNROLL
-            for (int i = 0; i < S::KEYS / 8; ++i)
-                pair |= p[i / 8][i / 2 % 4][i % 2 * 2 + h] & (i == k / 8 ? ~0u : 0u);
-            pair = __shfl_sync(gpu_all_lanes, pair, lane / 4 * 4 + k % 8 / 2);
-            weight[h] = __uint_as_float(k % 2 == 0 ? pair << 16 : pair & 0xffff0000u);
+            for (int i = 0; i < WGMMA_TERMS / 8; ++i)
+                pair |= p[i / 2][i % 2 * 2 + h] & (i == x / 8 ? ~0u : 0u);
+            pair = __shfl_sync(gpu_all_lanes, pair, lane / 4 * 4 + x % 8 / 2);
+            weight[h] = __uint_as_float(x % 2 == 0 ? pair << 16 : pair & 0xffff0000u);
+            seen[h] = sees(h, x);
         }
         GPU_UNROLL
-        for (int i = 0; i < S::PARTS; ++i)
-            GPU_UNROLL
-        for (int j = 0; j < S::COLUMNS / 8; ++j)
+        for (int j = 0; j < NT; ++j)
             GPU_UNROLL
         for (int e = 0; e < 4; ++e) {
-            const int column = i * S::COLUMNS + j * 8 + mma_column(lane, e), part = column / WGMMA_TERMS;
-            bf16 *tile = v_tile + k / WGMMA_TERMS * (WGMMA_TERMS * DV) + part * WGMMA_TILE;
+            const int column = j * 8 + mma_column(lane, e), part = column / WGMMA_TERMS;
             const float value = gpu_load(
-                mma_chunk<WGMMA_TERMS>(tile, k % WGMMA_TERMS, column % WGMMA_TERMS / 8) + column % 8);
-            o[i][j][e] = sees(sight, e / 2, position) ? fmaf(weight[e / 2], value, o[i][j][e]) : o[i][j][e];
+                mma_chunk<WGMMA_TERMS>(tile + part * WGMMA_TILE, x, column % WGMMA_TERMS / 8) + column % 8);
+            o[j][e] = seen[e / 2] ? fmaf(weight[e / 2], value, o[j][e]) : o[j][e];
         }
     }
+}
+
+/* The warp needs what a stage's barrier guards no more. */
+__device__ static __forceinline__ void leave(mbarrier *empty)
+{
+    __syncwarp();
+    if (threadIdx.x % GPU_WARP == 0)
+        mbarrier_arrive(empty);
 }
 
 #endif

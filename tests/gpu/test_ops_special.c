@@ -144,15 +144,15 @@ Test(gpu_attention, hidden_nan_and_infinity_do_not_pass_matrix_units)
             hides_what_is_not_finite(widths[w], variant);
 }
 
-/* The backward of k2 has numbers, infinities and NaN where that of k0 has them: NaN and infinities in each input in turn, of rows and
+/* The backward of k2 and k3 has numbers, infinities and NaN where that of k0 has them: NaN and infinities in each input in turn, of rows and
  * keys that are seen by some rows of a tile, in windows and grouped heads. */
-static void backward_is_not_finite_where_k0_is_not(int D)
+static void backward_is_not_finite_where_k0_is_not(int D, int variant)
 {
     enum { S = 70, A = 2, MOST = S * A * 200 };
     const int Q = S * A * D, K = S * D;
     static const char *const slots[] = {"do", "q", "k", "v", "o"}, *const outs[] = {"dq", "dk", "dv"};
     const int64_t counts[] = {Q, Q, K, K, Q};
-    static const char *const variants[] = {"attention=k0", "attention=k2"};
+    const char *const variants[] = {"attention=k0", variant == 2 ? "attention=k2" : "attention=k3"};
     static double found[2][3][MOST];
     double position[S], lse[S * A] = {0.0};
     gpu_ctx ctx;
@@ -185,7 +185,7 @@ static void backward_is_not_finite_where_k0_is_not(int D)
                     store_slot(&c);
                 }
                 run_op(&c, "attention_bwd", ASSAY_BF16);
-                cr_assert_eq(c.declared.variant, v == 0 ? 0 : 2);
+                cr_assert_eq(c.declared.variant, v == 0 ? 0 : variant);
                 for (int o = 0; o < 3; ++o)
                     memcpy(found[v][o], result(&c, outs[o]), sizeof(double) * (size_t)(o == 0 ? Q : K));
                 call_end(&c);
@@ -198,7 +198,8 @@ static void backward_is_not_finite_where_k0_is_not(int D)
                     cr_assert(isnan(y)   ? isnan(x)
                               : isinf(y) ? x == y
                                          : fabs(x - y) <= 0.05 * (fabs(y) + 1.0),
-                              "%s, kind %d, %s[%d]: k0 %g, k2 %g", slots[input], kind, outs[o], i, y, x);
+                              "%s, kind %d, %s[%d]: k0 %g, k%d %g", slots[input], kind, outs[o], i, y,
+                              variant, x);
                 }
         }
     cr_assert(special > 1000 && plain > 10000, "%d special, %d plain", special, plain);
@@ -207,9 +208,11 @@ static void backward_is_not_finite_where_k0_is_not(int D)
 
 Test(gpu_attention, backward_on_matrix_units_has_infinities_and_nan_where_plain_kernels_have_them)
 {
-    static const int widths[] = {16, 136, 200};
+    static const int widths[] = {16, 136, 200}, of_k3[] = {64, 128};
     for (int w = 0; w < 3; ++w)
-        backward_is_not_finite_where_k0_is_not(widths[w]);
+        backward_is_not_finite_where_k0_is_not(widths[w], 2);
+    for (int w = 0; w < 2; ++w)
+        backward_is_not_finite_where_k0_is_not(of_k3[w], 3);
 }
 
 Test(gpu_cross_entropy, an_empty_vocabulary_piece_has_max_minus_infinity_and_sum_zero)

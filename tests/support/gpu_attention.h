@@ -55,4 +55,24 @@ static inline void attention_fwd(op_call *c, assay_dtype act, data_mode mode, co
     DRAW(c, "v", act, mode, 1.0, 3, d[0] * d[2], d[4], d[6]);
 }
 
+/* Of what the forward has found. */
+static inline void attention_bwd(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    op_call f;
+    call_begin(&f, c->ctx, c->seed);
+    attention_fwd(&f, act, mode, d);
+    run_op(&f, "attention_fwd", act);
+    c->seed = f.seed;
+    DRAW(c, "do", act, mode, 1.0, 3, d[0] * d[1], d[3], d[6]);
+    for (int i = 0; i < f.n_in; ++i) {
+        gpu_slot *s = new_slot(c, f.in[i].slot, f.in[i].dtype, f.in[i].ndim, f.in[i].shape);
+        memcpy(c->value[c->n_in - 1], f.value[i], (size_t)slot_count(s) * sizeof(double));
+        store_slot(c);
+    }
+    feed(c, "o", &f, "o");
+    feed(c, "lse", &f, "lse");
+    attention_attrs(c, d);
+    call_end(&f);
+}
+
 #endif

@@ -52,12 +52,15 @@ static inline void k3_of_devices(const char *op, const raw_operand *list)
     static const struct {
         int major, minor, chosen;
     } rows[] = {{8, 0, 2}, {8, 9, 2}, {9, 0, 3}, {9, 1, 2}, {10, 0, 2}, {12, 0, 2}};
+    static char room[256]; /* workspace of the call */
     char name[64];
     const gpu_operands o = raw_operands(op, list);
     const gpu_rung *rungs = gpu_ladder(op);
     snprintf(name, sizeof name, "%s k3", op);
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         gpu_ctx ctx = {.sm_major = rows[i].major, .sm_minor = rows[i].minor};
+        ctx.workspace = room;
+        ctx.workspace_bytes = sizeof room;
         for (int f = 0; f < GPU_FAMILY_COUNT; f++)
             ctx.variant[f] = 3;
         cr_expect_eq(gpu_ladder_choose(rungs, &ctx, &o, 1), rows[i].chosen, "%d.%d", rows[i].major,

@@ -1,0 +1,275 @@
+/* Attention backward by warpgroups and tensor maps, k3 (bf16, sm_90a alone).  docs/OPS.md 5.  Compiled, and run in the simulator; no
+ * device has run it.
+ *
+ * Without atomics, in three launches:
+ *   attention_bwd_rows_k2   what a row (query, head) brings to all its pairs (attention_bwd_mma.cu)
+ *   attention_dq_k3         128 queries of a head over tiles of 64 keys
+ *   attention_dkdv_k3       128 keys of a group over tiles of 64 queries, each with one head of the group after the other: the sum over
+ *                           heads is inside
+ * A warp walks over the tiles, passes over those that nobody sees, and loads the others up to STAGES ahead; two warpgroups take 64 rows
+ * each.  The sums of a tile are under way together with S and dP of the next one.  P and dS stay in registers, and results go through
+ * the own rows' tiles to tensor maps.  Head dimensions above 128: k2, the sums of both dk and dv do not fit into registers.
+ *
+ * Arithmetic: as k2 (attention_bwd_mma.cu), in tiles of 64.  A tile that hides something and holds an infinity or a NaN is added pair by
+ * pair, by fma in ascending order: hidden pairs have the factor 0 in a product, and 0 x inf is NaN. */
+#include "gpu/ops/attention_bwd_sm90.cuh"
+
+/* Shared memory and barriers of a block.  Every thread calls it; then the block is in step. */
+template <class S> __device__ static __forceinline__ bwd_places<S::STAGES> bwd_begin(void)
+{
+    GPU_DYNAMIC_SHARED(unsigned char, shared);
+    GPU_SHARED(bwd_barriers<S::STAGES>, bar, 1);
+    bf16 *own_x = wgmma_tiles(shared), *own_y = own_x + GROUPS * S::X, *stages = own_x + S::OWN,
+         *zeros = stages + S::STAGES * (S::X + S::Y);
+    if (threadIdx.x == 0) {
+        mbarrier_init(&bar->own, 1);
+        for (int i = 0; i < S::STAGES; ++i) {
+            mbarrier_init(&bar->x_full[i], 1);
+            mbarrier_init(&bar->y_full[i], 1);
+            mbarrier_init(&bar->empty[i], GROUPS * WGMMA_THREADS / GPU_WARP);
+        }
+        for (int i = 0; i < 2 * GROUPS; ++i)
+            bar->unbounded[i / 2][i % 2] = 0;
+        mbarrier_fence_init();
+    }
+    for (int i = (int)threadIdx.x; i < S::ZEROS / 8; i += THREADS)
+        ((uint4 *)zeros)[i] = make_uint4(0, 0, 0, 0);
+    proxy_fence();
+    __syncthreads();
+    return {
+        own_x, own_y, stages, zeros, S::ROWS_BYTES > 0 ? (attention_bwd_row *)(zeros + S::ZEROS) : nullptr,
+        bar};
+}
+
+/* --- dq --------------------------------------------------------------------------------------------------------- */
+
+template <class S, int D, int DV>
+__device__ static __forceinline__ void load_keys(const bwd_places<S::STAGES> &at, const tma_map *k,
+                                                 const tma_map *v, const attention_args &a,
+                                                 const bwd_block &rows, int plane, bool loads)
+{
+    const int lane = (int)threadIdx.x, seq_k = (int)a.seq_k;
+    const attention_query_range sees =
+        attention_queries_range(a, rows.b, rows.first, min(rows.first + ROWS, (int)a.seq_q), lane);
+    auto nothing = [](int) { return attention_bwd_row{}; };
+    int item = 0;
+    for (int n = 0; n * WGMMA_TERMS < seq_k; ++n) {
+        const int end = (n + 1) * WGMMA_TERMS;
+        const attention_sight sight =
+            attention_sees(sees, attention_keys_range(a, rows.b, n * WGMMA_TERMS, min(end, seq_k), lane));
+        if (sight == ATTENTION_SEES_NONE)
+            continue;
+        load_tile<S, D, DV>(at, k, v, loads, item++, {n, end > seq_k ? ATTENTION_SEES_SOME : sight}, plane,
+                            nothing);
+    }
+    load_tile<S, D, DV>(at, k, v, loads, item, {-1, ATTENTION_SEES_NONE}, plane, nothing);
+}
+
+/* A tile of keys, for the two queries of a thread. */
+typedef struct keys_met {
+    const attention_args *a;
+    const int64_t *first_position; /* of the tile */
+    int there;                     /* keys of it */
+    row_sight sight;
+    attention_bwd_known mine[2];
+    __device__ bool sees(int h, int x) const
+    {
+        return x < there && ::sees(sight, h, first_position[x * a->batch]);
+    }
+    __device__ attention_bwd_known known(int h, int) const
+    {
+        return mine[h];
+    }
+} keys_met;
+
+template <int D, int DV>
+__global__ void __launch_bounds__(THREADS, 1)
+    attention_dq_k3(TMA_MAP_PARAMETER dq, TMA_MAP_PARAMETER dout, TMA_MAP_PARAMETER q, TMA_MAP_PARAMETER k,
+                    TMA_MAP_PARAMETER v, const attention_bwd_row *of_rows, float scale2, attention_args a)
+{
+    typedef bwd_shape<D, DV, false> S;
+    const bwd_places<S::STAGES> at = bwd_begin<S>();
+    const int blocks = ((int)a.seq_q + ROWS - 1) / ROWS, which = (int)blockIdx.x / blocks;
+    const int heads = (int)a.heads, head = which % heads;
+    /* the last queries first: under a causal mask they see most */
+    const bwd_block rows = {(blocks - 1 - (int)blockIdx.x % blocks) * ROWS, which / heads, which};
+    const int group = (int)threadIdx.x / WGMMA_THREADS - 1; /* -1 loads */
+    if (group < 0) {
+        setmaxnreg_dec<40>();
+        if (threadIdx.x >= GPU_WARP)
+            return;
+        const bool loads = elect_one();
+        if (loads)
+            load_own<S, D, DV>(at, &q, &dout, rows);
+        load_keys<S, D, DV>(at, &k, &v, a, rows, rows.b * (int)a.groups + head / (int)(a.heads / a.groups),
+                            loads);
+        return;
+    }
+    setmaxnreg_inc<232>();
+    keys_met met = {&a, nullptr, 0, {{0, 0}, {-1, -1}}, {{0.0f, 0.0f}, {0.0f, 0.0f}}};
+    const int first = rows.first + group * WGMMA_ROWS;
+    GPU_UNROLL
+    for (int h = 0; h < 2; ++h) {
+        const int token = first + wgmma_row((int)threadIdx.x, 2 * h);
+        if (token < (int)a.seq_q) {
+            const attention_bwd_row mine = of_rows[(token * a.batch + rows.b) * a.heads + head];
+            met.sight.first[h] = mine.first;
+            met.sight.last[h] = mine.last;
+            met.mine[h] = mine.known;
+        }
+    }
+    float of_q[D / 8][4] = {}, unused[1][4] = {};
+    bwd_walk<S, D, DV, false>(of_q, unused, at, group, (int)a.seq_k, scale2, [&](int n, int) {
+        met.first_position = a.k_position + n * WGMMA_TERMS * a.batch + rows.b;
+        met.there = (int)a.seq_k - n * WGMMA_TERMS;
+        return met;
+    });
+    bwd_put(&dq, at.own_x + group * S::X, of_q, a.scale, rows.plane, first);
+    tma_store_wait_read<0>();
+}
+
+/* --- dk and dv -------------------------------------------------------------------------------------------------- */
+
+template <class S, int D, int DV>
+__device__ static __forceinline__ void load_rows(const bwd_places<S::STAGES> &at, const tma_map *q,
+                                                 const tma_map *dout, const attention_bwd_row *of_rows,
+                                                 const attention_args &a, const bwd_block &keys, int group,
+                                                 bool loads)
+{
+    const int lane = (int)threadIdx.x, seq_q = (int)a.seq_q, per_group = (int)(a.heads / a.groups);
+    const attention_range seen =
+        attention_keys_range(a, keys.b, keys.first, min(keys.first + ROWS, (int)a.seq_k), lane);
+    int item = 0, head = group * per_group;
+    auto row_of = [&](int token) {
+        attention_bwd_row none = {};
+        none.last = -1;
+        return token < seq_q ? of_rows[((int64_t)token * a.batch + keys.b) * a.heads + head] : none;
+    };
+    for (int n = 0; n * WGMMA_TERMS < seq_q; ++n) {
+        const int end = (n + 1) * WGMMA_TERMS;
+        const attention_sight sight =
+            attention_sees(attention_queries_range(a, keys.b, n * WGMMA_TERMS, min(end, seq_q), lane), seen);
+        if (sight == ATTENTION_SEES_NONE)
+            continue;
+        for (head = group * per_group; head < (group + 1) * per_group; ++head)
+            load_tile<S, D, DV>(at, q, dout, loads, item++, {n, end > seq_q ? ATTENTION_SEES_SOME : sight},
+                                keys.b * (int)a.heads + head, row_of);
+    }
+    load_tile<S, D, DV>(at, q, dout, loads, item, {-1, ATTENTION_SEES_NONE}, 0, row_of);
+}
+
+/* A tile of queries, for the two keys of a thread. */
+typedef struct rows_met {
+    const attention_bwd_row *row;
+    int there;
+    int64_t position[2];
+    __device__ bool sees(int h, int x) const
+    {
+        return x < there && position[h] >= row[x].first && position[h] <= row[x].last;
+    }
+    __device__ attention_bwd_known known(int, int x) const
+    {
+        return row[x].known;
+    }
+} rows_met;
+
+template <int D, int DV>
+__global__ void __launch_bounds__(THREADS, 1)
+    attention_dkdv_k3(TMA_MAP_PARAMETER dk, TMA_MAP_PARAMETER dv, TMA_MAP_PARAMETER dout, TMA_MAP_PARAMETER q,
+                      TMA_MAP_PARAMETER k, TMA_MAP_PARAMETER v, const attention_bwd_row *of_rows,
+                      float scale2, attention_args a)
+{
+    typedef bwd_shape<D, DV, true> S;
+    const bwd_places<S::STAGES> at = bwd_begin<S>();
+    const int blocks = ((int)a.seq_k + ROWS - 1) / ROWS, which = (int)blockIdx.x / blocks;
+    const int groups = (int)a.groups;
+    const bwd_block keys = {(int)blockIdx.x % blocks * ROWS, which / groups, which};
+    const int group = (int)threadIdx.x / WGMMA_THREADS - 1; /* -1 loads */
+    if (group < 0) {
+        setmaxnreg_dec<40>();
+        if (threadIdx.x >= GPU_WARP)
+            return;
+        const bool loads = elect_one();
+        if (loads)
+            load_own<S, D, DV>(at, &k, &v, keys);
+        load_rows<S, D, DV>(at, &q, &dout, of_rows, a, keys, which % groups, loads);
+        return;
+    }
+    setmaxnreg_inc<232>();
+    const int first = keys.first + group * WGMMA_ROWS;
+    float of_k[D / 8][4] = {}, of_v[DV / 8][4] = {};
+    bwd_walk<S, D, DV, true>(of_k, of_v, at, group, (int)a.seq_q, scale2, [&](int n, int stage) {
+        rows_met met = {at.rows + stage * WGMMA_TERMS, (int)a.seq_q - n * WGMMA_TERMS, {0, 0}};
+        GPU_UNROLL
+        for (int h = 0; h < 2; ++h) {
+            const int key = first + wgmma_row((int)threadIdx.x, 2 * h);
+            met.position[h] = key < (int)a.seq_k ? a.k_position[key * a.batch + keys.b] : 0;
+        }
+        return met;
+    });
+    bwd_put(&dk, at.own_x + group * S::X, of_k, a.scale, keys.plane, first);
+    bwd_put(&dv, at.own_y + group * S::Y, of_v, 1.0f, keys.plane, first);
+    tma_store_wait_read<0>();
+}
+
+/* --- launches --------------------------------------------------------------------------------------------------- */
+
+/* Rows (token, plane) as planes of one token each: a box is 64 of them, of one row (batch, head or group). */
+static cudaError_t map_of(tma_map *map, gpu_tensor t, int64_t tokens, int64_t planes, int64_t width)
+{
+    return tma_map_make(map, t.data, tokens, planes, width, 1, WGMMA_TERMS);
+}
+
+template <int D, int DV>
+static cudaError_t launch(const gpu_attention_bwd_tensors *t, const attention_bwd_row *of_rows, float scale2,
+                          const attention_args &a, cudaStream_t stream)
+{
+    constexpr int q_bytes = bwd_shape<D, DV, false>::BYTES, k_bytes = bwd_shape<D, DV, true>::BYTES;
+    static_assert(q_bytes <= 226 << 10 && k_bytes <= 226 << 10, "what sm_90 has beside the barriers");
+    const int64_t heads = a.batch * a.heads, groups = a.batch * a.groups;
+    const int64_t q_blocks = (a.seq_q + ROWS - 1) / ROWS * heads,
+                  k_blocks = (a.seq_k + ROWS - 1) / ROWS * groups;
+    const struct {
+        gpu_tensor t;
+        int64_t tokens, planes, width;
+    } of[] = {{t->dq, a.seq_q, heads, a.d},    {t->dk, a.seq_k, groups, a.d}, {t->dv, a.seq_k, groups, a.dv},
+              {t->dout, a.seq_q, heads, a.dv}, {t->q, a.seq_q, heads, a.d},   {t->k, a.seq_k, groups, a.d},
+              {t->v, a.seq_k, groups, a.dv}};
+    tma_map map[7];
+    cudaError_t e = attention_allow_shared(attention_dq_k3<D, DV>, q_bytes);
+    if (e == cudaSuccess)
+        e = attention_allow_shared(attention_dkdv_k3<D, DV>, k_bytes);
+    for (int i = 0; i < 7 && e == cudaSuccess; ++i)
+        e = map_of(&map[i], of[i].t, of[i].tokens, of[i].planes, of[i].width);
+    if (e == cudaSuccess)
+        e = GPU_LAUNCH((attention_dq_k3<D, DV>), dim3((unsigned)q_blocks), dim3(THREADS), q_bytes, stream,
+                       map[0], map[3], map[4], map[5], map[6], of_rows, scale2, a);
+    if (e == cudaSuccess)
+        e = GPU_LAUNCH((attention_dkdv_k3<D, DV>), dim3((unsigned)k_blocks), dim3(THREADS), k_bytes, stream,
+                       map[1], map[2], map[3], map[4], map[5], map[6], of_rows, scale2, a);
+    return e;
+}
+
+static cudaError_t launch_by_width(const gpu_attention_bwd_tensors *t, const attention_bwd_row *of_rows,
+                                   float scale2, const attention_args &a, cudaStream_t stream)
+{
+    return a.d <= 64 && a.dv <= 64 ? launch<64, 64>(t, of_rows, scale2, a, stream)
+                                   : launch<128, 128>(t, of_rows, scale2, a, stream);
+}
+
+assay_status gpu_attention_bwd_sm90(const gpu_work *w, const gpu_attention_bwd_tensors *t,
+                                    const attention_args &a)
+{
+    const attention_bwd_row *of_rows = (const attention_bwd_row *)w->ctx->workspace;
+    const float scale2 = gpu_attention_scale2(w->o);
+    ASSAY_TRY(sm90_check(w->ctx, "attention_bwd"));
+    GPU_LAUNCHED(gpu_attention_bwd_rows(t, w->ctx->workspace, a, w->stream), "attention_bwd");
+    GPU_LAUNCHED(launch_by_width(t, of_rows, scale2, a, w->stream), "attention_bwd");
+    return ASSAY_OK;
+}
+
+bool gpu_attention_bwd_takes_sm90(const gpu_ctx *ctx, const gpu_operands *o)
+{
+    return gpu_attention_takes_sm90(ctx, o) && gpu_operand_int(o, "seq_q") > 0 &&
+           gpu_operand_int(o, "head_dim") <= 128 && gpu_operand_int(o, "head_dim_v") <= 128;
+}

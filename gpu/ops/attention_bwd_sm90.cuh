@@ -1,0 +1,225 @@
+/* What the kernels of attention backward k3 (attention_bwd_sm90.cu) are made of: the tiles of a block, the warp that loads them, the
+ * products of a warpgroup.
+ *
+ * Both kernels are the same walk.  A block owns 128 rows of two tensors: q and dO of one head, or k and v of a group.  It meets tiles
+ * of 64 rows of the other two, the streamed ones, k and v or q and dO:
+ *   S = own x x^T,  dP = own y y^T,  results for x += dS x,  and for dv += P y */
+#ifndef GPU_OPS_ATTENTION_BWD_SM90_CUH
+#define GPU_OPS_ATTENTION_BWD_SM90_CUH
+
+#include "gpu/ops/attention_bwd_mma.cuh"
+#include "gpu/ops/attention_sm90.cuh"
+
+/* In numbers of bf16.  A tile of 64 rows lies in parts of 64 columns: for a product its rows are the columns of a result, or its terms. */
+template <int D, int DV, bool OWNS_KEYS> struct bwd_shape {
+    static constexpr int STAGES = D == 64 ? 4 : 3;
+    static constexpr int X = WGMMA_TERMS * D, Y = WGMMA_TERMS * DV;
+    static constexpr int OWN = GROUPS * (X + Y), ZEROS = X > Y ? X : Y;
+    static constexpr int ROWS_BYTES =
+        OWNS_KEYS ? STAGES * WGMMA_TERMS * (int)sizeof(attention_bwd_row) : 0; /* what streamed rows bring */
+    static constexpr int BYTES = WGMMA_TILE_ALIGN - 16 + 2 * (OWN + STAGES * (X + Y) + ZEROS) + ROWS_BYTES;
+};
+
+template <int STAGES> struct bwd_barriers {
+    mbarrier own, x_full[STAGES], y_full[STAGES], empty[STAGES];
+    stage_tile tile[STAGES];
+    int unbounded
+        [GROUPS]
+        [2]; /* of odd and of even checks: the last one in which a warpgroup has found an infinity or NaN */
+};
+
+/* Where things are in shared memory. */
+template <int STAGES> struct bwd_places {
+    bf16 *own_x, *own_y; /* of both warpgroups */
+    bf16 *stages, *zeros;
+    attention_bwd_row *rows; /* of the streamed tiles; null where they are keys */
+    bwd_barriers<STAGES> *bar;
+};
+
+/* A block's 128 own rows: from `first` on, and the row (batch row, head or group) of their maps. */
+typedef struct bwd_block {
+    int first, b, plane;
+} bwd_block;
+
+/* --- the warp that loads ---------------------------------------------------------------------------------------- */
+
+template <int D>
+__device__ static __forceinline__ void bwd_load(bf16 *tile, const tma_map *map, mbarrier *bar, int plane,
+                                                int row)
+{
+    GPU_UNROLL
+    for (int c = 0; c < D; c += WGMMA_TERMS)
+        tma_load(tile + c * WGMMA_TERMS, map, bar, c, plane, row);
+}
+
+template <class S, int D, int DV>
+__device__ static __forceinline__ void load_own(const bwd_places<S::STAGES> &at, const tma_map *x,
+                                                const tma_map *y, const bwd_block &block)
+{
+    mbarrier_arrive_expect(&at.bar->own, S::OWN * 2);
+    for (int g = 0; g < GROUPS; ++g) {
+        bwd_load<D>(at.own_x + g * S::X, x, &at.bar->own, block.plane, block.first + g * WGMMA_ROWS);
+        bwd_load<DV>(at.own_y + g * S::Y, y, &at.bar->own, block.plane, block.first + g * WGMMA_ROWS);
+    }
+}
+
+/* Tile tile.n of a plane of the streamed tensors into the stage of an item, by the whole warp; tile.n -1: there are no more.
+ * row_of(r): what row r of the tile brings, where tiles are of rows. */
+template <class S, int D, int DV, class F>
+__device__ static __forceinline__ void load_tile(const bwd_places<S::STAGES> &at, const tma_map *x,
+                                                 const tma_map *y, bool loads, int item, stage_tile tile,
+                                                 int plane, F row_of)
+{
+    const int stage = item % S::STAGES, lane = (int)threadIdx.x % GPU_WARP;
+    bf16 *x_tile = at.stages + stage * (S::X + S::Y), *y_tile = x_tile + S::X;
+    mbarrier_wait(&at.bar->empty[stage], item / S::STAGES % 2 ^ 1);
+    if (at.rows != nullptr && tile.n >= 0)
+        for (int r = lane; r < WGMMA_TERMS; r += GPU_WARP)
+            at.rows[stage * WGMMA_TERMS + r] = row_of(tile.n * WGMMA_TERMS + r);
+    __syncwarp();
+    if (!loads)
+        return;
+    at.bar->tile[stage] = tile;
+    if (tile.n < 0) {
+        mbarrier_arrive(&at.bar->x_full[stage]);
+        return;
+    }
+    mbarrier_arrive_expect(&at.bar->x_full[stage], S::X * 2);
+    bwd_load<D>(x_tile, x, &at.bar->x_full[stage], plane, tile.n * WGMMA_TERMS);
+    mbarrier_arrive_expect(&at.bar->y_full[stage], S::Y * 2);
+    bwd_load<DV>(y_tile, y, &at.bar->y_full[stage], plane, tile.n * WGMMA_TERMS);
+}
+
+/* --- the warpgroups that multiply ------------------------------------------------------------------------------- */
+
+/* c = own rows times the rows of a tile; a group of its own. */
+template <int D>
+__device__ static __forceinline__ void bwd_scores(float (&c)[WGMMA_TERMS / 8][4], const bf16 *own,
+                                                  const bf16 *tile)
+{
+    GPU_UNROLL
+    for (int i = 0; i < D / WGMMA_TERMS; ++i)
+        wgmma_multiply<false, false>(c, own + i * WGMMA_TILE, tile + i * WGMMA_TILE, i > 0);
+    wgmma_commit();
+}
+
+/* Scores become P, bit 4 j + e of `seen` says which of them: the others become 0.  known(h, x): lse of row h of the thread, or of the tile's row x. */
+template <class F>
+__device__ static __forceinline__ void bwd_probabilities(float (&s)[WGMMA_TERMS / 8][4], float scale2,
+                                                         unsigned seen, F known)
+{
+    const int lane = (int)threadIdx.x % GPU_WARP;
+    GPU_UNROLL
+    for (int j = 0; j < WGMMA_TERMS / 8; ++j)
+        GPU_UNROLL
+    for (int e = 0; e < 4; ++e) {
+        const float p = exp2f(fmaf(s[j][e], scale2, -known(e >> 1, j * 8 + mma_column(lane, e)).lse2));
+        s[j][e] = (seen >> (4 * j + e) & 1u) != 0 ? p : 0.0f;
+    }
+}
+
+/* dP becomes dS = P (dP - D); 0 where `seen` has no bit: D or dP of a hidden pair may be no number. */
+template <class F>
+__device__ static __forceinline__ void
+bwd_slopes(float (&dp)[WGMMA_TERMS / 8][4], const float (&p)[WGMMA_TERMS / 8][4], unsigned seen, F known)
+{
+    const int lane = (int)threadIdx.x % GPU_WARP;
+    GPU_UNROLL
+    for (int j = 0; j < WGMMA_TERMS / 8; ++j)
+        GPU_UNROLL
+    for (int e = 0; e < 4; ++e) {
+        const float ds = p[j][e] * (dp[j][e] - known(e >> 1, j * 8 + mma_column(lane, e)).delta);
+        dp[j][e] = (seen >> (4 * j + e) & 1u) != 0 ? ds : 0.0f;
+    }
+}
+
+/* A warpgroup's 64 own rows over all tiles: of_x += dS x, and with OWNS_KEYS of_y += P y.  tile_of(n, stage): what `sees(h, x)` and
+ * `known(h, x)` of a tile. */
+template <class S, int D, int DV, bool OWNS_KEYS, int NX, int NY, class F>
+__device__ static __forceinline__ void bwd_walk(float (&of_x)[NX][4], float (&of_y)[NY][4],
+                                                const bwd_places<S::STAGES> &at, int group, int rows,
+                                                float scale2, F tile_of)
+{
+    const bf16 *own_x = at.own_x + group * S::X, *own_y = at.own_y + group * S::Y;
+    float s[WGMMA_TERMS / 8][4], dp[WGMMA_TERMS / 8][4];
+    unsigned p[4][4], ds[4][4];
+    int checks = 0;
+    mbarrier_wait(&at.bar->own, 0);
+    for (int item = 0;; ++item) {
+        const int stage = item % S::STAGES, parity = item / S::STAGES % 2;
+        bf16 *x_tile = at.stages + stage * (S::X + S::Y), *y_tile = x_tile + S::X;
+        mbarrier_wait(&at.bar->x_full[stage], parity);
+        const stage_tile tile = at.bar->tile[stage];
+        if (tile.n < 0)
+            break;
+        const auto of_tile = tile_of(tile.n, stage);
+        wgmma_fence();
+        bwd_scores<D>(s, own_x, x_tile);
+        mbarrier_wait(&at.bar->y_full[stage], parity);
+        wgmma_fence(); /* behind each wait: the compiler wants it where the products are */
+        bwd_scores<DV>(dp, own_y, y_tile);
+        const bool all = tile.sight == ATTENTION_SEES_ALL;
+        auto sees = [&](int h, int x) { return of_tile.sees(h, x); };
+        auto known = [&](int h, int x) { return of_tile.known(h, x); };
+        const unsigned seen = all ? ~0u : attention_seen_bits<WGMMA_TERMS / 8>(sees);
+        checks += all ? 0 : 1;
+        const bool by_pairs = !all && is_unbounded < OWNS_KEYS
+                                  ? S::X + S::Y
+                                  : S::X > (x_tile, &at.bar->unbounded[group][checks % 2], group, checks);
+        wgmma_wait<1>(s);
+        bwd_probabilities(s, scale2, seen, known);
+        wgmma_wait<0>(dp);
+        bwd_slopes(dp, s, seen, known);
+        if constexpr (OWNS_KEYS)
+            wgmma_round(p, s, 0);
+        wgmma_round(ds, dp, 0);
+        if (by_pairs) {
+            const int there = min((int)WGMMA_TERMS, rows - tile.n * WGMMA_TERMS);
+            add_pairs(of_x, ds, x_tile, there, sees);
+            if constexpr (OWNS_KEYS)
+                add_pairs(of_y, p, y_tile, there, sees);
+            /* a branch around products would take their overlap away: they add 0 x 0 */
+            x_tile = y_tile = at.zeros;
+            GPU_UNROLL
+            for (int i = 0; i < 16; ++i)
+                p[i / 4][i % 4] = ds[i / 4][i % 4] = 0;
+        }
+        wgmma_fence();
+        if constexpr (OWNS_KEYS)
+            wgmma_multiply<true>(of_y, p, y_tile, true);
+        wgmma_multiply<true>(of_x, ds, x_tile, true);
+        wgmma_commit();
+        wgmma_wait<0>(of_x);
+        wgmma_wait<0>(of_y);
+        leave(&at.bar->empty[stage]);
+    }
+    named_barrier_sync(OWN_GROUP + group,
+                       WGMMA_THREADS); /* no product of the warpgroup reads own rows any more */
+}
+
+/* 64 rows of a result, times scale, from row `row` of a plane of its map on.  tile: room for them that no product reads. */
+template <int NT>
+__device__ static __forceinline__ void bwd_put(const tma_map *map, bf16 *tile, const float (&acc)[NT][4],
+                                               float scale, int plane, int row)
+{
+    const int thread = (int)threadIdx.x, lane = thread % GPU_WARP;
+    GPU_UNROLL
+    for (int j = 0; j < NT; ++j)
+        GPU_UNROLL
+    for (int h = 0; h < 2; ++h) {
+        bf16 *to = mma_chunk<WGMMA_TERMS>(tile + j / 8 * WGMMA_TILE, wgmma_row(thread, 2 * h),
+                                          j % (WGMMA_TERMS / 8));
+        *(__nv_bfloat162 *)(to + mma_column(lane, 0)) =
+            __floats2bfloat162_rn(scale * acc[j][2 * h], scale * acc[j][2 * h + 1]);
+    }
+    proxy_fence();
+    named_barrier_sync(OWN_GROUP + thread / WGMMA_THREADS - 1, WGMMA_THREADS);
+    if (thread % WGMMA_THREADS != 0)
+        return;
+    GPU_UNROLL
+    for (int c = 0; c < NT * 8; c += WGMMA_TERMS)
+        tma_store(map, tile + c * WGMMA_TERMS, c, plane, row);
+    tma_store_commit();
+}
+
+#endif
