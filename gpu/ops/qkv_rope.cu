@@ -335,6 +335,8 @@ static assay_status qkv_rope(const gpu_work *w, bool norm)
     ASSAY_CHECK(q.ndim == 3 && k.ndim == 3, ASSAY_INVALID_ARGUMENT,
                 "%s: %s: expected 3 dimensions [T,heads,D], found %d", op, q.ndim == 3 ? "k" : "q",
                 q.ndim == 3 ? k.ndim : q.ndim);
+    ASSAY_TRY(gpu_check_tensor(op, "q", q, qkv.dtype, qkv.dtype));
+    ASSAY_TRY(gpu_check_tensor(op, "k", k, qkv.dtype, qkv.dtype));
     const int64_t tokens = k.shape[0], groups = k.shape[1], d = k.shape[2], heads = q.shape[1];
     ASSAY_CHECK(groups >= 1 && heads % groups == 0, ASSAY_INVALID_ARGUMENT,
                 "%s: q: expected a multiple of %" PRId64 " heads, found %" PRId64, op, groups, heads);
