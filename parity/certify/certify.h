@@ -138,6 +138,7 @@ typedef struct certify_options {
     char python[256], python_program[ASSAY_PATH], python_device[8];
     char cu[ASSAY_PATH], launch[1024], shapes[256], cuda_runtime[ASSAY_PATH];
     char compiler[ASSAY_PATH], arch[64]; /* "": assay-cc, for the simulator */
+    char campaign[32], cells[ASSAY_PATH];
     int64_t seeds, valid_days;
     double call_limit, limit;
     bool suggest, abi_header, atomics;

@@ -1,5 +1,5 @@
 /* The verb certify. */
-#include "parity/certify/certify.h"
+#include "parity/certify/campaign.h"
 
 #include "core/base/file.h"
 #include "core/run/options.h"
@@ -76,6 +76,10 @@ static assay_status on_option(void *user, const char *name, const char *text)
         return assay_option_text(name, text, o->variant, sizeof o->variant);
     else if (strcmp(name, "operation") == 0)
         return assay_option_text(name, text, o->operation, sizeof o->operation);
+    else if (strcmp(name, "campaign") == 0)
+        return assay_option_text(name, text, o->campaign, sizeof o->campaign);
+    else if (strcmp(name, "cells") == 0)
+        return assay_option_text(name, text, o->cells, sizeof o->cells);
     else if (strcmp(name, "out") == 0)
         return assay_option_text(name, text, o->out, sizeof o->out);
     else if (strcmp(name, "key") == 0)
@@ -176,6 +180,8 @@ static assay_status certify(certify_options *o, const char *work, int *code)
     char path[ASSAY_PATH];
     assay_status st = ASSAY_OK;
     ASSAY_TRY(assay_hash_init());
+    if (o->campaign[0] != '\0')
+        return certify_campaign(o, work, code);
     if (o->out[0] != '\0') {
         /* before the work */
         ASSAY_TRY(certify_key_path(o->key, "", path));
@@ -225,6 +231,13 @@ static assay_status check_combination(const certify_options *o)
                 ASSAY_INVALID_ARGUMENT, "--launch, --shapes, --compiler, --atomics: they are of --cu");
     ASSAY_CHECK(o->compiler[0] != '\0' || strcmp(o->arch, "native") == 0, ASSAY_INVALID_ARGUMENT,
                 "--arch: it is of --compiler");
+    ASSAY_CHECK(
+        o->campaign[0] == '\0' ||
+            (o->engine[0] != '\0' && o->out[0] == '\0' && o->variant[0] == '\0' && !o->suggest),
+        ASSAY_INVALID_ARGUMENT,
+        "--campaign: it is of --engine, and without --out, --variant and --suggest: it runs every rung");
+    ASSAY_CHECK(o->cells[0] == '\0' || o->campaign[0] != '\0', ASSAY_INVALID_ARGUMENT,
+                "--cells: it is of --campaign");
     ASSAY_CHECK(o->python[0] != '\0' || (o->python_program[0] == '\0' && o->python_device[0] == '\0'),
                 ASSAY_INVALID_ARGUMENT, "--python-program, --python-device: they are of --python");
     return ASSAY_OK;
@@ -262,6 +275,10 @@ int parity_main_certify(int argc, char **argv)
         {"out", "DIR", "write the certificate and a page there; needs a key"},
         {"key", "FILE", "secret key (default ~/.config/assay/certify.key; assay keygen)"},
         {"valid_days", "N", "days for which the certificate is valid (default 365)"},
+        {"campaign", "N|FIRST-LAST",
+         "with --engine: that many seeds instead, each of which asks every shape in one data mode, one rung "
+         "and one order, so that all meet"},
+        {"cells", "FILE", "with --campaign: write how often each rung ran on which data at which shape"},
         {"seeds", "N", "draw the data N times (default 2)"},
         {"call_limit", "S", "seconds of one call of the kernel (default 10)"},
         {"limit", "S", "seconds of the trial (default 600)"},

@@ -134,8 +134,9 @@ double parity_mode_value(parity_data_mode mode, const parity_draws *d, int64_t i
 {
     const double u = uniform_of(d, i);
     const double sign = ((i >> (d->input % 3)) & 1) != 0 ? -1.0 : 1.0;
-    /* none of the draws of the values */
-    const uint64_t other = draw_of(d, i + ((int64_t)1 << 40), 1 << 12);
+    uint64_t other = 0;
+    if (mode == PARITY_HEAVY_TAILED || mode == PARITY_SUBNORMAL) /* none of the draws of the values */
+        other = draw_of(d, i + ((int64_t)1 << 40), 1 << 12);
     switch (mode) {
     case PARITY_ONE_SIGNED:
         return scale * (0.25 + 0.75 * u);
@@ -473,22 +474,77 @@ void parity_ask_widths(parity_ask *q, parity_data_mode mode)
     }
 }
 
-static void sweep(parity_ask *q, parity_data_mode mode, const parity_ask_row *row, const char *symbols)
+/* Calls body for every value of the symbols of a sweep row. */
+typedef void (*on_swept)(void *user, const parity_ask_row *row, const char *sizes, const char *symbols,
+                         int64_t value);
+
+static void each_swept(const parity_ask_sweep_row *s, on_swept body, void *user)
 {
     enum { MOST = 256 };
-    const bool some = symbols[0] == '+' || symbols[0] == '-', within = symbols[0] == '-';
-    for (const int64_t *v = parity_ask_boundaries; *v >= 0 && is_asked(q, row, mode); v++)
-        if (!(some && *v == 0) && !(within && *v > MOST))
-            q->st = ask((draft){.q = q, .mode = mode, .row = row, .sweep = symbols + some, .swept = *v},
-                        row->sizes[0]);
+    const parity_ask_row *row = first_row(s->op);
+    for (int k = 0; k < 4 && s->symbols[k] != NULL; k++) {
+        const char *symbols = s->symbols[k];
+        const bool some = symbols[0] == '+' || symbols[0] == '-', within = symbols[0] == '-';
+        for (const int64_t *v = parity_ask_boundaries; *v >= 0; v++)
+            if (!(some && *v == 0) && !(within && *v > MOST))
+                body(user, row, s->sizes != NULL ? s->sizes : row->sizes[0], symbols + some, *v);
+    }
+}
+
+typedef struct in_mode {
+    parity_ask *q;
+    parity_data_mode mode;
+} in_mode;
+
+static void ask_swept(void *user, const parity_ask_row *row, const char *sizes, const char *symbols,
+                      int64_t value)
+{
+    const in_mode *m = user;
+    if (is_asked(m->q, row, m->mode))
+        m->q->st =
+            ask((draft){.q = m->q, .mode = m->mode, .row = row, .sweep = symbols, .swept = value}, sizes);
 }
 
 void parity_ask_sweep(parity_ask *q, parity_data_mode mode)
 {
+    in_mode m = {q, mode};
     q->tier = tier_of(mode);
-    for (const parity_ask_sweep_row *s = parity_ask_sweep_table; s->op != NULL; s++) {
-        const parity_ask_row *row = first_row(s->op);
-        for (int k = 0; k < 4 && s->symbols[k] != NULL; k++)
-            sweep(q, mode, row, s->symbols[k]);
-    }
+    for (const parity_ask_sweep_row *s = parity_ask_sweep_table; s->op != NULL; s++)
+        each_swept(s, ask_swept, &m);
+}
+
+/* --- a rotation of the modes -------------------------------------------------------------------------------- */
+typedef struct rotation {
+    parity_ask *q;
+    int64_t first, turn, shape; /* number of the first record and of the next shape */
+    parity_on_asked on;
+    void *user;
+} rotation;
+
+static void ask_turned(void *user, const parity_ask_row *row, const char *sizes, const char *symbols,
+                       int64_t value)
+{
+    rotation *r = user;
+    const parity_data_mode mode = (parity_data_mode)((r->turn + r->shape) % PARITY_MODE_COUNT);
+    const parity_asked asked = {row->op, sizes, symbols, value, mode, r->shape++};
+    if (!is_asked(r->q, row, mode))
+        return;
+    r->q->tier = tier_of(mode);
+    r->q->n = r->first + asked.shape;
+    if (r->q->w != NULL)
+        r->q->st = ask((draft){.q = r->q, .mode = mode, .row = row, .sweep = symbols, .swept = value}, sizes);
+    if (r->q->st == ASSAY_OK)
+        r->q->st = r->on(r->user, &asked);
+}
+
+void parity_ask_rotation(parity_ask *q, int64_t turn, parity_on_asked on, void *user)
+{
+    rotation r = {q, q->n, turn, 0, on, user};
+    for (const parity_ask_row *row = parity_ask_table; row->op != NULL; row++)
+        for (int i = 0; i < ASK_MAX_SIZES && row->sizes[i] != NULL; i++)
+            ask_turned(&r, row, row->sizes[i], NULL, 0);
+    for (const parity_ask_sweep_row *s = parity_ask_sweep_table; s->op != NULL; s++)
+        each_swept(s, ask_turned, &r);
+    for (const parity_ask_sweep_row *s = parity_ask_tile_table; s->op != NULL; s++)
+        each_swept(s, ask_turned, &r);
 }

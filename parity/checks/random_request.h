@@ -52,8 +52,11 @@ typedef struct parity_ask_row {
 typedef struct parity_ask_sweep_row {
     const char *op;
     const char *symbols[4];
+    const char *sizes; /* NULL: the operation's first size row */
 } parity_ask_sweep_row;
 extern const parity_ask_sweep_row parity_ask_sweep_table[]; /* ends with a row of op NULL */
+/* Around other sizes, for a campaign (parity_ask_rotation) alone; ends with a row of op NULL. */
+extern const parity_ask_sweep_row parity_ask_tile_table[];
 /* Sizes of a real model, the largest first: what a kernel is timed at.  Operations that are small in every model are not there. */
 enum { ASK_LARGE_SIZES = 3 };
 typedef struct parity_ask_large_row {

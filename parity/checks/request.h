@@ -88,6 +88,20 @@ void parity_ask_widths(parity_ask *q, parity_data_mode mode);
 /* The same with each size of the operation once at every boundary (random_sweep.c). */
 void parity_ask_sweep(parity_ask *q, parity_data_mode mode);
 
+/* A call of a rotation: its shape is that of the size row `sizes`, but that `swept` ("T", "Sq,Sk"; NULL: nothing) is `size`. */
+typedef struct parity_asked {
+    const char *op, *sizes, *swept;
+    int64_t size;
+    parity_data_mode mode;
+    int64_t shape; /* its number among all shapes of all operations */
+} parity_asked;
+typedef assay_status (*parity_on_asked)(void *user, const parity_asked *asked);
+/* Every operation once at every shape, those of parity_ask_random and parity_ask_sweep and the ones around tiles, each in one data mode:
+ * that of the shape's number plus `turn`, modulo the modes.  PARITY_MODE_COUNT turns ask every shape in every mode that has a meaning for
+ * it.  What a call holds follows from q->n at the start, its shape's number and turn alone, whatever `only` leaves out.  `on` is told of each call
+ * that was written; without a writer (q->w NULL) nothing is, and it is told of each shape's mode that has a meaning. */
+void parity_ask_rotation(parity_ask *q, int64_t turn, parity_on_asked on, void *user);
+
 /* --- value functions ---------------------------------------------------------------------------------------- */
 /* Integers in [-4, 4]: a sum of up to 2^20 products stays exact in F32. */
 double parity_lattice(const parity_ask *q, int64_t i);

@@ -70,7 +70,8 @@ static inline __attribute__((always_inline)) void swiglu_fwd_body(ref_pair y, in
         z = iv_mul(n, z, iv_exact(up[j]));
         if (SCALED)
             z = iv_mul(n, z, iv_exact(p));
-        ref_pair_set(y, at + j, z, n);
+        const double above = iv_above_one(gate[j]) * iv_above_one(up[j]) * iv_above_one(SCALED ? p : 1.0);
+        ref_pair_set(y, at + j, iv_any_association(n, z, SCALED ? 3 : 2, above), n);
     }
 }
 
@@ -137,13 +138,18 @@ static inline __attribute__((always_inline)) void swiglu_bwd_body(ref_pair dx, i
         const ref_iv g = iv_exact(dy[j]);
         const ref_iv s = iv_sigmoid(n, gate), silu = iv_mul(n, iv_exact(gate), s);
         const ref_iv gp = SCALED ? iv_mul(n, g, iv_exact(scale)) : g;
+        const double above_g = iv_above_one(dy[j]) * iv_above_one(gate), above_up = iv_above_one(up),
+                     above_p = iv_above_one(SCALED ? scale : 1.0);
         if (SCALED) {
-            const ref_iv h = iv_mul(n, g, iv_mul(n, silu, iv_exact(up)));
+            const ref_iv h =
+                iv_any_association(n, iv_mul(n, g, iv_mul(n, silu, iv_exact(up))), 3, above_g * above_up);
             terms[j] = h.v;
             terms[f + j] = h.b;
         }
-        ref_pair_set(dx, at + j, iv_mul(n, iv_mul(n, gp, iv_exact(up)), silu_slope(n, gate, s)), n);
-        ref_pair_set(dx, at + f + j, iv_mul(n, gp, silu), n);
+        /* the slope is at most 1 + |gate|; its other form s + g s (1 - s) has two products more */
+        const ref_iv dgate = iv_mul(n, iv_mul(n, gp, iv_exact(up)), silu_slope(n, gate, s));
+        ref_pair_set(dx, at + j, iv_any_association(n, dgate, 6, 2.0 * above_g * above_up * above_p), n);
+        ref_pair_set(dx, at + f + j, iv_any_association(n, iv_mul(n, gp, silu), 3, above_g * above_p), n);
     }
 }
 

@@ -139,4 +139,17 @@ static inline ref_iv iv_sigmoid(const ref_num *n, double x)
     return (ref_iv){v, (n->f + 2.0 * n->u) * v + n->tiny};
 }
 
+static inline double iv_above_one(double x)
+{
+    return fabs(x) > 1.0 ? fabs(x) : 1.0;
+}
+
+/* What underflow adds to a product whose association nobody declares: each of its `products` partial products may be off by
+ * eta/2, which those factors multiply that are left, at most the product of all that are above 1.  The other half of eta pays
+ * for the roundings behind. */
+static inline ref_iv iv_any_association(const ref_num *n, ref_iv x, int products, double above_one)
+{
+    return (ref_iv){x.v, x.b + n->eta * products * above_one};
+}
+
 #endif

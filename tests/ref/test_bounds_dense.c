@@ -241,6 +241,46 @@ Test(ref_bounds_dense, swiglu)
             }
 }
 
+/* dy up s below the smallest normal number, then times a slope of about gate: half of the smallest number becomes many of it. */
+Test(ref_bounds_dense, what_underflows_in_a_swiglu_may_be_multiplied_in_any_order)
+{
+    enum { T = 8, F = 256 };
+    test_rng r = {31};
+    for (int order = 0; order < 3; order++) {
+        double *in = malloc(sizeof(double) * T * 2 * F), *forward = malloc(sizeof(double) * T * 2 * F);
+        double *factor = malloc(sizeof(double) * T * F);
+        for (int64_t i = 0; i < T * F; i++) {
+            const int64_t at = i / F * 2 * F + i % F;
+            in[at] = (double)(float)(-60.0 - 28.0 * rng_uniform(&r));
+            in[at + F] = (double)(float)((0.5 + rng_uniform(&r)) * 0x1p-16);
+            factor[i] = (double)(float)((0.5 + rng_uniform(&r)) * 0x1p-20 * ldexp(1.0, (int)(i % 16)));
+            forward[at] = in[at];
+            forward[at + F] = order == 2 ? in[at + F] * 0x1p-20 : in[at + F];
+        }
+        trial z = trial_new("swiglu_bwd", assay_arith_elementwise());
+        trial_in(&z, "x", ASSAY_F32, in, SHAPE(T, 2 * F));
+        trial_in(&z, "dy", ASSAY_F32, factor, SHAPE(T, F));
+        double *dx = trial_out(&z, "dx", ASSAY_F32, SHAPE(T, 2 * F));
+        trial y = trial_new("swiglu_fwd", assay_arith_elementwise());
+        trial_in(&y, "x", ASSAY_F32, forward, SHAPE(T, 2 * F));
+        double *product = trial_out(&y, "y", ASSAY_F32, SHAPE(T, F));
+        for (int64_t i = 0; i < T * F; i++) {
+            const int64_t at = i / F * 2 * F + i % F;
+            const float g = (float)in[at], up = (float)in[at + F], d = (float)factor[i], s = sigmoidf(g);
+            const float slope = 1.0f + g * (1.0f - s), thin = (float)forward[at + F];
+            dx[at] = (double)(order == 0   ? d * up * s * slope
+                              : order == 1 ? s * up * (d * slope)
+                                           : d * (s * slope) * up);
+            dx[at + F] = (double)(order == 0 ? d * s * g : d * (s * g));
+            product[i] = (double)(order == 0 ? g * s * thin : thin * s * g);
+        }
+        trial_expect_pass(&z, "backward");
+        trial_expect_pass(&y, "forward");
+        trial_free(&y);
+        trial_free(&z);
+    }
+}
+
 Test(ref_bounds_dense, sigmoid_gate)
 {
     enum { T = 7, H = 45 };
