@@ -21,6 +21,12 @@ self_test() {
     trap 'rm -rf "$folder"' RETURN
     awk -v arch=90 -v file=example.cu -f ci/field.awk -f ci/kernels.awk tests/kernels/example.ptx tests/kernels/example.log >"$folder/found"
     diff tests/kernels/expected.json "$folder/found"
+    awk -f ci/loops.awk tests/kernels/example.sass | diff tests/kernels/expected.loops -
+    # without the branch past what is rare, the way leads through it
+    if ! sed 's/@!P0 BRA/@!P0 MOV/' tests/kernels/example.sass | awk -v kernel=wide -f ci/loops.awk | grep -q ' way 9 .* fp 2 other 3 '; then
+        echo "kernels: self-test: an instruction that is always on the way was not counted" >&2
+        exit 1
+    fi
     compare() { # EXIT WORDS SED-SCRIPT [SAME]
         local code=0 out
         sed -E "$3" "$folder/found" >"$folder/table"
