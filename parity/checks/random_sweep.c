@@ -64,8 +64,6 @@ const parity_ask_sweep_row parity_ask_sweep_table[] = {
     {"router_aux_fwd", {"T"}, NULL},
     {"router_balanced_fwd", {"T"}, NULL},
     {"router_balanced_bwd", {"T"}, NULL},
-    {"router_balanced_bwd_two", {"T"}, NULL},
-    {"router_balanced_bwd_three", {"T"}, NULL},
     {"running_counts", {"E"}, NULL},
     {"random_logits", {"T", "+E"}, NULL},
     {"input_jitter", {"T", "H"}, NULL},
