@@ -190,7 +190,7 @@ assay_status assay_inputs_cuda_graph(const assay_train_options *o, const assay_m
         {p->context_parallel_size > 1, "collectives over cp inside a microbatch are not captured"},
         {p->pipeline_model_parallel_size > 1, "sends and receives of a pipeline are not captured"},
         {p->zero_stage >= 2, "zero2 and zero3 gather and scatter inside a microbatch"},
-        {experts, "counts of a mixture of experts come to the host inside a microbatch"},
+        {experts, "a microbatch with a mixture of experts is not captured"},
         {o->hidden_dropout > 0.0 || o->attention_dropout > 0.0 || o->residual_dropout > 0.0,
          "dropout draws by numbers that a kernel gets from the host in every step"},
         {o->trace[0] != '\0', "a traced run looks between launches; leave out --trace"},

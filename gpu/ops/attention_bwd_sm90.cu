@@ -7,8 +7,9 @@
  *   attention_dkdv_k3       128 keys of a group over tiles of 64 queries, each with one head of the group after the other: the sum over
  *                           heads is inside
  * A warp walks over the tiles, passes over those that nobody sees, and loads the others up to STAGES ahead; two warpgroups take 64 rows
- * each.  The sums of a tile are under way together with S and dP of the next one.  P and dS stay in registers, and results go through
- * the own rows' tiles to tensor maps.  Head dimensions above 128: k2, the sums of both dk and dv do not fit into registers.
+ * each.  A warpgroup waits for the sums of a tile before S and dP of the next one: what is under way beside them is the other
+ * warpgroup's.  P and dS stay in registers, and results go through the own rows' tiles to tensor maps.  Head dimensions above 128: k2,
+ * the sums of both dk and dv do not fit into registers.
  *
  * Arithmetic: as k2 (attention_bwd_mma.cu), in tiles of 64.  A tile that hides something and holds an infinity or a NaN is added pair by
  * pair, by fma in ascending order: hidden pairs have the factor 0 in a product, and 0 x inf is NaN. */
