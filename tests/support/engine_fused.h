@@ -54,14 +54,21 @@ static inline void fused_open(fused_run *f, const char *variants, bool traced)
     f->run.observer = &f->observer;
 }
 
+/* Where it is open. */
+static inline void fused_end_trace(fused_run *f)
+{
+    if (f->run.trace == NULL)
+        return;
+    must(assay_trace_end_step(f->run.trace));
+    must(assay_trace_writer_close(f->run.trace));
+    assay_trace_writer_destroy(f->run.trace);
+    f->run.trace = NULL;
+}
+
 /* Ends the trace where it is open, and leaves nothing behind. */
 static inline void fused_close(fused_run *f)
 {
-    if (f->run.trace) {
-        must(assay_trace_end_step(f->run.trace));
-        must(assay_trace_writer_close(f->run.trace));
-        assay_trace_writer_destroy(f->run.trace);
-    }
+    fused_end_trace(f);
     gpu_fault_destroy(f->run.fault);
     gpu_arena_destroy(&f->arena);
     gpu_comm_destroy(&f->run.comm, false);
@@ -92,12 +99,18 @@ static inline void fused_fill(fused_run *f, gpu_value *v, const char *name, floa
     free(host);
 }
 
+/* Integers in memory, of a described value. */
+static inline void fused_integers(fused_run *f, gpu_value *v, const char *name, const int64_t *data)
+{
+    must(gpu_value_make(v, ASSAY_I64));
+    gpu_value_rename(&f->run, v, name);
+    must(gpu_run_upload(&f->run, v->t.data, data, gpu_tensor_bytes(v->t), name));
+}
+
 static inline void fused_positions(fused_run *f, gpu_value *v, const int64_t *position, int64_t n)
 {
     *v = fused_described(f, n, 0, 0);
-    must(gpu_value_make(v, ASSAY_I64));
-    gpu_value_rename(&f->run, v, "position");
-    must(gpu_run_upload(&f->run, v->t.data, position, (size_t)n * sizeof *position, "position"));
+    fused_integers(f, v, "position", position);
 }
 
 static inline float fused_first(fused_run *f, const gpu_value *v)
@@ -113,10 +126,7 @@ static inline void fused_records(fused_run *f, const char *whole, const char *co
     const assay_op *row = assay_op_find(whole);
     const int n = assay_op_n_parts(row);
     assay_trace *t;
-    must(assay_trace_end_step(f->run.trace));
-    must(assay_trace_writer_close(f->run.trace));
-    assay_trace_writer_destroy(f->run.trace);
-    f->run.trace = NULL;
+    fused_end_trace(f);
     must(assay_trace_open(&t, f->dir, true));
     cr_assert_eq(assay_trace_n_ops(t, 0), n);
     for (int k = 0; k < n; k++) {
