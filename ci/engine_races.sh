@@ -9,9 +9,9 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 table=gpu/ops/traffic.json build=build/release update=0
-# every family of kernels: attention (k1, k2, heads above 128, context parallel, documents), experts (k2, k3, capacity, padding), norms,
+# every family of kernels: attention (k1, k2, k3 forward and backward, heads above 128, context parallel, documents), experts (k2, k3, capacity, padding), norms,
 # balancing, dropout; splits of the tokens over tp (every cell with tp)
-cases=(llama/1 wide_heads context/cp2,a2a context/cp3,p2p olmoe/tp2 packed/1 dropout/tp2,sp qwen3_moe/1 qwen3_moe/pp2 capacity/1 padding/1 balancing/1 sigmoid_router/1 overlap shared_expert/ep2,dp2 shared_expert/tp2)
+cases=(llama/1 wide_heads tiled_heads/1 context/cp2,a2a context/cp3,p2p olmoe/tp2 packed/1 dropout/tp2,sp qwen3_moe/1 qwen3_moe/pp2 capacity/1 padding/1 balancing/1 sigmoid_router/1 overlap shared_expert/ep2,dp2 shared_expert/tp2)
 picked=()
 
 self_test() {
