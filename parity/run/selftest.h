@@ -5,7 +5,7 @@
 #include "parity/run/mutant.h"
 #include "parity/run/run.h"
 
-enum { MAX_TRACES = 64, MAX_CASES = 4, STEPS = 2 };
+enum { MAX_TRACES = 64, MAX_CASES = 8, STEPS = 2 };
 
 typedef struct selftest_options {
     char engine[8], engine_program[ASSAY_PATH], mutants[ASSAY_PATH], case_file[ASSAY_PATH], only[64],
