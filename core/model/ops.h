@@ -122,7 +122,7 @@ const assay_op *assay_op_part_of(const assay_op *op, int part);
 /* The whole's slot for a part's recorded one ("y" -> "residual", "dgamma_in" -> "dgamma"); NULL: the whole has none of that name. */
 const char *assay_op_part_slot(const assay_op *op, int part, const char *recorded);
 /* The whole's attribute for a part's; NULL: likewise. */
-const char *assay_op_part_attr(const assay_op *op, int part, const char *name);
+const char *assay_op_part_attr(const assay_op *op, int part, const char *own);
 /* The last part before `part` whose output, or what it left in an in-out slot, is that recorded input of it ("dlogits_in"), and its name
  * there; -1: it comes from outside. */
 int assay_op_part_source(const assay_op *op, int part, const char *input, const char **output);
