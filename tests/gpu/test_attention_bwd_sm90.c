@@ -18,39 +18,16 @@ static const op_sizes sizes[] = {
 };
 enum { N_SIZES = sizeof sizes / sizeof sizes[0] };
 
-static int variant_of(gpu_ctx *ctx, assay_dtype act, const int64_t *d)
-{
-    op_call c;
-    call_begin(&c, ctx, 5);
-    attention_bwd(&c, act, ZERO_MEAN, d);
-    run_op(&c, "attention_bwd", act);
-    const int variant = c.declared.variant;
-    call_end(&c);
-    return variant;
-}
-
-static void hold_all(void)
-{
-    static const op_law law = {"attention_bwd", "attention", 4, false, attention_bwd, N_SIZES, sizes};
-    gpu_ctx ctx;
-    open_ctx(&ctx);
-    set_variants(&ctx, "attention=k3");
-    for (int i = 0; i < N_SIZES; ++i) {
-        cr_assert_eq(variant_of(&ctx, ASSAY_BF16, sizes[i].d), 3, "row %d", i);
-        for (int mode = 0; mode < DATA_MODES; ++mode)
-            hold_case(&ctx, &law, "attention=k3", ASSAY_BF16, (data_mode)mode, i);
-    }
-    gpu_ctx_destroy(&ctx);
-}
+static const op_law law = {"attention_bwd", "attention", 4, false, attention_bwd, N_SIZES, sizes};
 
 Test(gpu_attention_bwd_sm90, within_what_it_declares)
 {
-    hold_all();
+    hold_rung(&law, 3);
 }
 Test(gpu_attention_bwd_sm90, within_what_it_declares_by_the_truncating_model)
 {
     assay_sim_set_matrix_truncates(1);
-    hold_all();
+    hold_rung(&law, 3);
 }
 
 /* Not unasked, not in fp32, not at widths that a tensor map cannot have or whose sums registers do not hold, without queries or keys, or
@@ -69,10 +46,10 @@ Test(gpu_attention_bwd_sm90, other_calls_go_to_lower_rungs)
         {ASSAY_BF16, {1, 9, 9, 2, 1, 128, 128, 0, 0}, 3}};
     gpu_ctx ctx;
     open_ctx(&ctx);
-    cr_expect_eq(variant_of(&ctx, ASSAY_BF16, sizes[1].d), 2, "nobody asked for k3");
+    cr_expect_eq(rung_of(&ctx, &law, ASSAY_BF16, sizes[1].d), 2, "nobody asked for k3");
     set_variants(&ctx, "attention=k3");
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
-        cr_expect_eq(variant_of(&ctx, rows[i].act, rows[i].d), rows[i].chosen, "row %zu", i);
+        cr_expect_eq(rung_of(&ctx, &law, rows[i].act, rows[i].d), rows[i].chosen, "row %zu", i);
     gpu_ctx_destroy(&ctx);
 }
 

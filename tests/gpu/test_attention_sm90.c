@@ -19,39 +19,16 @@ static const op_sizes sizes[] = {
 };
 enum { N_SIZES = sizeof sizes / sizeof sizes[0] };
 
-static int variant_of(gpu_ctx *ctx, assay_dtype act, const int64_t *d)
-{
-    op_call c;
-    call_begin(&c, ctx, 5);
-    attention_fwd(&c, act, ZERO_MEAN, d);
-    run_op(&c, "attention_fwd", act);
-    const int variant = c.declared.variant;
-    call_end(&c);
-    return variant;
-}
-
-static void hold_all(void)
-{
-    static const op_law law = {"attention_fwd", "attention", 4, false, attention_fwd, N_SIZES, sizes};
-    gpu_ctx ctx;
-    open_ctx(&ctx);
-    set_variants(&ctx, "attention=k3");
-    for (int i = 0; i < N_SIZES; ++i) {
-        cr_assert_eq(variant_of(&ctx, ASSAY_BF16, sizes[i].d), 3, "row %d", i);
-        for (int mode = 0; mode < DATA_MODES; ++mode)
-            hold_case(&ctx, &law, "attention=k3", ASSAY_BF16, (data_mode)mode, i);
-    }
-    gpu_ctx_destroy(&ctx);
-}
+static const op_law law = {"attention_fwd", "attention", 4, false, attention_fwd, N_SIZES, sizes};
 
 Test(gpu_attention_sm90, within_what_it_declares)
 {
-    hold_all();
+    hold_rung(&law, 3);
 }
 Test(gpu_attention_sm90, within_what_it_declares_by_the_truncating_model)
 {
     assay_sim_set_matrix_truncates(1);
-    hold_all();
+    hold_rung(&law, 3);
 }
 
 /* What is not finite in a value arrives where it is seen, and nowhere else: in tiles that all rows of a block see, in the one on the
@@ -117,10 +94,10 @@ Test(gpu_attention_sm90, other_calls_go_to_lower_rungs)
         {ASSAY_BF16, {1, 9, 9, 2, 1, 64, 64, 0, 2}, 1}, {ASSAY_BF16, {1, 9, 9, 2, 1, 64, 64, 0, 0}, 3}};
     gpu_ctx ctx;
     open_ctx(&ctx);
-    cr_expect_eq(variant_of(&ctx, ASSAY_BF16, sizes[1].d), 2, "nobody asked for k3");
+    cr_expect_eq(rung_of(&ctx, &law, ASSAY_BF16, sizes[1].d), 2, "nobody asked for k3");
     set_variants(&ctx, "attention=k3");
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
-        cr_expect_eq(variant_of(&ctx, rows[i].act, rows[i].d), rows[i].chosen, "row %zu", i);
+        cr_expect_eq(rung_of(&ctx, &law, rows[i].act, rows[i].d), rows[i].chosen, "row %zu", i);
     gpu_ctx_destroy(&ctx);
 }
 

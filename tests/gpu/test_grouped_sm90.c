@@ -23,42 +23,20 @@ static void bwd_weight_first(op_call *c, assay_dtype act, data_mode mode, const 
     op_unread(c);
 }
 
-static const struct {
-    const char *op;
-    op_build build;
-} ops[] = {{"grouped_linear_fwd", grouped_linear_fwd},
-           {"grouped_linear_bwd_input", grouped_linear_bwd_input},
-           {"grouped_linear_bwd_weight", grouped_linear_bwd_weight},
-           {"grouped_linear_bwd_weight", bwd_weight_stored},
-           {"grouped_linear_bwd_weight", bwd_weight_first}};
-enum { N_OPS = sizeof ops / sizeof ops[0] };
-
-static int variant_of(gpu_ctx *ctx, int op, assay_dtype act, const int64_t *d)
-{
-    op_call c;
-    call_begin(&c, ctx, 5);
-    ops[op].build(&c, act, ZERO_MEAN, d);
-    run_op(&c, ops[op].op, act);
-    const int variant = c.declared.variant;
-    call_end(&c);
-    return variant;
-}
+#define LAW(op, build)                                                                                       \
+    {                                                                                                        \
+        op, "linear", 4, false, build, N_SIZES, sizes                                                        \
+    }
+static const op_law laws[] = {
+    LAW("grouped_linear_fwd", grouped_linear_fwd), LAW("grouped_linear_bwd_input", grouped_linear_bwd_input),
+    LAW("grouped_linear_bwd_weight", grouped_linear_bwd_weight),
+    LAW("grouped_linear_bwd_weight", bwd_weight_stored), LAW("grouped_linear_bwd_weight", bwd_weight_first)};
+enum { N_LAWS = sizeof laws / sizeof laws[0] };
 
 static void hold_all(void)
 {
-    gpu_ctx ctx;
-    open_ctx(&ctx);
-    set_variants(&ctx, "linear=k3");
-    for (int k = 0; k < N_OPS; ++k) {
-        const op_law law = {ops[k].op, "linear", 4, false, ops[k].build, N_SIZES, sizes};
-        for (int mode = 0; mode < DATA_MODES; ++mode)
-            for (int i = 0; i < N_SIZES; ++i) {
-                if (mode == 0)
-                    cr_assert_eq(variant_of(&ctx, k, ASSAY_BF16, sizes[i].d), 3, "%s, row %d", ops[k].op, i);
-                hold_case(&ctx, &law, "linear=k3", ASSAY_BF16, (data_mode)mode, i);
-            }
-    }
-    gpu_ctx_destroy(&ctx);
+    for (int k = 0; k < N_LAWS; ++k)
+        hold_rung(&laws[k], 3);
 }
 
 Test(gpu_grouped_sm90, within_what_it_declares)
@@ -77,12 +55,13 @@ Test(gpu_grouped_sm90, other_calls_go_to_lower_rungs)
     static const int64_t odd[] = {12, 16, 1, 5}, odd_too[] = {16, 12, 1, 5};
     gpu_ctx ctx;
     open_ctx(&ctx);
-    for (int k = 0; k < N_OPS; ++k) {
-        cr_expect_eq(variant_of(&ctx, k, ASSAY_BF16, sizes[0].d), 2, "%s: nobody asked for k3", ops[k].op);
+    for (int k = 0; k < N_LAWS; ++k) {
+        cr_expect_eq(rung_of(&ctx, &laws[k], ASSAY_BF16, sizes[0].d), 2, "%s: nobody asked for k3",
+                     laws[k].op);
         set_variants(&ctx, "linear=k3");
-        cr_expect_eq(variant_of(&ctx, k, ASSAY_F32, sizes[0].d), 2, "%s: tiles of fma", ops[k].op);
-        cr_expect_lt(variant_of(&ctx, k, ASSAY_BF16, odd), 2, "%s", ops[k].op);
-        cr_expect_lt(variant_of(&ctx, k, ASSAY_BF16, odd_too), 2, "%s", ops[k].op);
+        cr_expect_eq(rung_of(&ctx, &laws[k], ASSAY_F32, sizes[0].d), 2, "%s: tiles of fma", laws[k].op);
+        cr_expect_lt(rung_of(&ctx, &laws[k], ASSAY_BF16, odd), 2, "%s", laws[k].op);
+        cr_expect_lt(rung_of(&ctx, &laws[k], ASSAY_BF16, odd_too), 2, "%s", laws[k].op);
         gpu_ctx_destroy(&ctx);
         open_ctx(&ctx);
     }

@@ -200,4 +200,32 @@ static inline void hold(const op_law *l)
     gpu_ctx_destroy(&ctx);
 }
 
+/* The rung that takes such a call. */
+static inline int rung_of(gpu_ctx *ctx, const op_law *l, assay_dtype act, const int64_t *d)
+{
+    op_call c;
+    call_begin(&c, ctx, 5);
+    l->build(&c, act, ZERO_MEAN, d);
+    run_op(&c, l->op, act);
+    const int rung = c.declared.variant;
+    call_end(&c);
+    return rung;
+}
+
+/* The whole table of one law in bf16 at one rung, which takes every row. */
+static inline void hold_rung(const op_law *l, int rung)
+{
+    char variant[48];
+    gpu_ctx ctx;
+    open_ctx(&ctx);
+    snprintf(variant, sizeof variant, "%s=k%d", l->family, rung);
+    set_variants(&ctx, variant);
+    for (int i = 0; i < l->n; ++i) {
+        cr_assert_eq(rung_of(&ctx, l, ASSAY_BF16, l->sizes[i].d), rung, "%s, row %d", l->op, i);
+        for (int m = 0; m < DATA_MODES; ++m)
+            hold_case(&ctx, l, variant, ASSAY_BF16, (data_mode)m, i);
+    }
+    gpu_ctx_destroy(&ctx);
+}
+
 #endif
