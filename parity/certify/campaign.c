@@ -1,25 +1,17 @@
 /* A campaign over the engine's kernels: many seeds, of which each asks every shape of every operation in one data mode, one rung and one
  * way of running, so that all of them meet (docs/CERTIFY.md, "A campaign").  Says what was covered, and what was not. */
-#include "parity/certify/campaign.h"
+#include "parity/certify/campaign_internal.h"
 
 #include "core/base/file.h"
 #include "core/base/log.h"
-#include "parity/certify/engine.h"
-#include "parity/checks/request.h"
+#include <errno.h>
 #include <omp.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { ACTS = 2, RUNGS = 10, SEED_STRIDE = 10000000 };
-static const char *const acts[ACTS] = {"F32", "BF16"};
+enum { SEED_STRIDE = 10000000 };
 
-/* How the rungs of a round run.  Beside the simulator only the place is there. */
-typedef struct machine {
-    const char *name,
-        *order;     /* order: of threads and blocks; "random": drawn by the seed, streams likewise */
-    bool truncates; /* matrix units: the truncating model (docs/SIMULATOR.md) */
-    int place;      /* gpu_place of the engine: aligned, other addresses, aligned to an element */
-} machine;
+/* The rounds in turn. */
 static const machine machines[] = {
     {"exact units, in order, aligned", "forward", false, 0},
     {"truncating units, in reverse, other addresses", "reverse", true, 1},
@@ -30,44 +22,13 @@ static const machine machines[] = {
 };
 enum { MACHINES = sizeof machines / sizeof *machines };
 
-/* The worst error of an output. */
-typedef struct worst {
-    char op[48], slot[32];
-    int act;
-    double share;
-    char where[64]; /* mode and seed */
-} worst;
+const char *const campaign_acts[ACTS] = {"F32", "BF16"};
 
-typedef struct cells {
-    int32_t calls[RUNGS][ACTS][PARITY_MODE_COUNT];
-} cells;
-
-typedef struct shape_row {
-    const char *op;
-    char text[320];
-    unsigned modes; /* that have a meaning */
-} shape_row;
-
-typedef struct campaign {
-    const certify_options *o;
-    const parity_engine *e;
-    const json_t *operations;
-    const char *work;
-    int rungs; /* of the engine's highest ladder */
-    shape_row *shapes;
-    cells *cells; /* [n_shapes] */
-    int64_t n_shapes, room;
-    worst *worst;
-    int n_worst;
-    int64_t calls, elements, violations, broken;
-    /* of the request that runs */
-    const machine *machine;
-    int64_t seed;
-    int rung, act;
-    int64_t *asked; /* shape of each record */
-    unsigned char *mode;
-    int64_t n_asked;
-} campaign;
+const char *campaign_only(const campaign *c)
+{
+    const char *op = c->o->operation;
+    return op[0] != '\0' && strcmp(op, "all") != 0 ? op : NULL;
+}
 
 /* --- shapes ------------------------------------------------------------------------------------------------------------ */
 static assay_status note_shape(void *user, const parity_asked *a)
@@ -116,19 +77,12 @@ static assay_status note_asked(void *user, const parity_asked *a)
     return ASSAY_OK;
 }
 
-/* The one operation that was asked for; NULL: all. */
-static const char *only_of(const campaign *c)
-{
-    const char *op = c->o->operation;
-    return op[0] != '\0' && strcmp(op, "all") != 0 ? op : NULL;
-}
-
 static assay_status write_request(campaign *c, const char *path, int64_t turn)
 {
     int rank = 0;
     assay_dtype act;
-    ASSAY_TRY(assay_dtype_from_name(acts[c->act], &act));
-    parity_ask q = {.act = act, .world = 1, .ranks = &rank, .tier = "local", .only = only_of(c)};
+    ASSAY_TRY(assay_dtype_from_name(campaign_acts[c->act], &act));
+    parity_ask q = {.act = act, .world = 1, .ranks = &rank, .tier = "local", .only = campaign_only(c)};
     q.n = c->seed * SEED_STRIDE;
     c->n_asked = 0;
     json_t *header =
@@ -154,7 +108,7 @@ static assay_status answer(const campaign *c)
     char variant[8], place[16], order[48], stream[32];
     char *was[VARIABLES];
     certify_options o = *c->o;
-    const engine_trial t = {.o = &o, .e = c->e, .work = c->work, .act = acts[c->act]};
+    const engine_trial t = {.o = &o, .e = c->e, .work = c->work, .act = campaign_acts[c->act]};
     const char *const more[] = {place, NULL};
     const bool drawn = strcmp(c->machine->order, "random") == 0;
     snprintf(variant, sizeof variant, "k%d", c->rung);
@@ -214,8 +168,8 @@ static void tell(const campaign *c, const char *op, const char *what, const char
 {
     printf("%s: seed %lld, %s, k%d, %s: %.300s\n  again: assay certify --engine %s --operation %s --campaign "
            "%lld-%lld --keep DIR\n",
-           what, (long long)c->seed, acts[c->act], c->rung, c->machine->name, message, c->e->name, op,
-           (long long)c->seed, (long long)c->seed);
+           what, (long long)c->seed, campaign_acts[c->act], c->rung, c->machine->name, message, c->e->name,
+           op, (long long)c->seed, (long long)c->seed);
 }
 
 static assay_status judge(campaign *c, const char *request, const char *path)
@@ -262,7 +216,7 @@ static assay_status count_calls(campaign *c, const char *path)
 static assay_status try_one(campaign *c, int64_t turn)
 {
     char request[ASSAY_PATH], path[ASSAY_PATH];
-    const engine_trial t = {.work = c->work, .act = acts[c->act]};
+    const engine_trial t = {.work = c->work, .act = campaign_acts[c->act]};
     engine_path(request, &t, "request");
     engine_path(path, &t, "answer");
     ASSAY_TRY(assay_remove_tree(request, c->work));
@@ -270,7 +224,7 @@ static assay_status try_one(campaign *c, int64_t turn)
     ASSAY_TRY(write_request(c, request, turn));
     if (answer(c) != ASSAY_OK) {
         c->broken++;
-        tell(c, only_of(c) != NULL ? only_of(c) : "all", "BROKEN", assay_error_message());
+        tell(c, campaign_only(c) != NULL ? campaign_only(c) : "all", "BROKEN", assay_error_message());
         assay_error_clear();
         return ASSAY_OK;
     }
@@ -292,107 +246,6 @@ static assay_status try_seed(campaign *c, int64_t seed)
            c->machine->name, (long long)(c->calls - calls),
            (long long)(c->violations - before + c->broken - broken), assay_monotonic_s() - start);
     fflush(stdout);
-    return ASSAY_OK;
-}
-
-/* --- what was covered ---------------------------------------------------------------------------------------------------- */
-typedef struct coverage {
-    int64_t calls, shapes, pairs, of;
-    int32_t least;
-} coverage;
-
-/* Of one rung: shapes at which it ran, pairs of a data mode and such a shape in a dtype, and how often the rarest was asked. */
-static coverage covered(const campaign *c, const char *op, int rung)
-{
-    coverage v = {.least = INT32_MAX};
-    for (int64_t s = 0; s < c->n_shapes; s++) {
-        bool any = false;
-        for (int a = 0; a < ACTS && c->shapes[s].op != NULL && strcmp(c->shapes[s].op, op) == 0; a++) {
-            const int32_t *calls = c->cells[s].calls[rung][a];
-            int32_t sum = 0;
-            for (int m = 0; m < PARITY_MODE_COUNT; m++)
-                sum += calls[m];
-            for (int m = 0; m < PARITY_MODE_COUNT && sum > 0; m++)
-                if ((c->shapes[s].modes >> m & 1u) != 0) {
-                    v.of++;
-                    v.pairs += calls[m] > 0;
-                    v.least = calls[m] < v.least ? calls[m] : v.least;
-                }
-            v.calls += sum;
-            any = any || sum > 0;
-        }
-        v.shapes += any;
-    }
-    return v;
-}
-
-static int64_t shapes_of(const campaign *c, const char *op)
-{
-    int64_t n = 0;
-    for (int64_t s = 0; s < c->n_shapes; s++)
-        n += c->shapes[s].op != NULL && strcmp(c->shapes[s].op, op) == 0;
-    return n;
-}
-
-/* One line for each rung; *open counts what a whole round should have covered and did not. */
-static void print_coverage(const campaign *c, int64_t *open)
-{
-    printf("\n%-26s %-4s %9s  %-11s %-15s %s\n", "operation", "rung", "calls", "shapes", "shape x mode",
-           "rarest");
-    for (size_t i = 0; i < json_array_size(c->operations); i++) {
-        const json_t *row = json_array_get(c->operations, i);
-        const char *op = json_string_value(json_object_get(row, "op"));
-        const int n = (int)json_array_size(json_object_get(row, "variants"));
-        const bool asked = op != NULL && (only_of(c) == NULL || strcmp(only_of(c), op) == 0);
-        const int64_t all = asked ? shapes_of(c, op) : 0;
-        for (int k = 0; k < n && k < RUNGS && all > 0; k++) {
-            const coverage v = covered(c, op, k);
-            printf("%-26s k%-3d %9lld  %4lld of %-4lld %6lld of %-6lld %s%.0d\n", op, k, (long long)v.calls,
-                   (long long)v.shapes, (long long)all, (long long)v.pairs, (long long)v.of,
-                   v.calls > 0 && v.least == 0 ? "0" : "", v.calls > 0 ? (int)v.least : 0);
-            *open += v.calls == 0 || v.pairs < v.of;
-        }
-    }
-}
-
-static int by_share(const void *a, const void *b)
-{
-    const double x = ((const worst *)a)->share, y = ((const worst *)b)->share;
-    return (x < y) - (x > y);
-}
-
-static void print_worst(campaign *c)
-{
-    int exact = 0;
-    qsort(c->worst, (size_t)c->n_worst, sizeof *c->worst, by_share);
-    printf("\nworst beyond the output's own rounding, of data without NaN and infinities:\n");
-    for (int i = 0; i < c->n_worst; i++) {
-        const worst *w = &c->worst[i];
-        if (w->share > 0.0)
-            printf("%-26s %-17s %-4s %6.3f  %s\n", w->op, w->slot, acts[w->act], w->share, w->where);
-        else
-            exact++;
-    }
-    printf("%d outputs more are exact, or the rounding of the exact value\n", exact);
-}
-
-/* operation, rung, dtype, data mode, shape, calls: a line for each cell that was asked. */
-static assay_status write_cells(const campaign *c, const char *path)
-{
-    FILE *f = fopen(path, "w");
-    ASSAY_CHECK(f != NULL, ASSAY_IO, "--cells: %s: cannot be written", path);
-    fprintf(f, "operation\trung\tdtype\tmode\tshape\tcalls\n");
-    for (int64_t s = 0; s < c->n_shapes; s++)
-        for (int k = 0; k < RUNGS; k++)
-            for (int i = 0; i < ACTS * PARITY_MODE_COUNT; i++) {
-                const int a = i / PARITY_MODE_COUNT, m = i % PARITY_MODE_COUNT;
-                if (c->cells[s].calls[k][a][m] > 0)
-                    fprintf(f, "%s\tk%d\t%s\t%s\t%s\t%d\n", c->shapes[s].op, k, acts[a],
-                            parity_data_mode_name((parity_data_mode)m), c->shapes[s].text,
-                            (int)c->cells[s].calls[k][a][m]);
-            }
-    const bool bad = ferror(f) != 0;
-    ASSAY_CHECK(fclose(f) == 0 && !bad, ASSAY_IO, "--cells: %s: could not be written", path);
     return ASSAY_OK;
 }
 
@@ -433,6 +286,7 @@ assay_status certify_campaign(const certify_options *o, const char *work, int *c
 {
     parity_engine e;
     json_t *operations = NULL;
+    FILE *table = NULL;
     int64_t first, last, open = 0;
     assay_status st = ASSAY_OK;
     ASSAY_TRY(certify_campaign_seeds(o->campaign, &first, &last));
@@ -446,11 +300,22 @@ assay_status certify_campaign(const certify_options *o, const char *work, int *c
     campaign c = {.o = o, .e = &e, .work = work, .rungs = parity_engine_highest_variant(&e) + 1};
     ASSAY_TRY_GOTO(parity_engine_operations(&e, &operations), st, done);
     c.operations = operations;
+    if (o->cells[0] != '\0') { /* before the work, and over nothing */
+        table = fopen(o->cells, "wx");
+        ASSAY_CHECK_GOTO(table != NULL, ASSAY_IO, st, done,
+                         "--cells: %s: expected a file that can be made and is not there yet: %s", o->cells,
+                         strerror(errno));
+    }
     ASSAY_TRY_GOTO(run_all(&c, first, last), st, done);
-    print_worst(&c);
-    print_coverage(&c, &open);
-    if (o->cells[0] != '\0')
-        ASSAY_TRY_GOTO(write_cells(&c, o->cells), st, done);
+    ASSAY_CHECK_GOTO(c.calls + c.broken > 0, ASSAY_NOT_FOUND, st, done,
+                     "--campaign: these seeds ask nothing of %s: nothing was checked", o->operation);
+    campaign_print_worst(&c);
+    campaign_print_coverage(&c, &open);
+    if (table != NULL) {
+        st = campaign_write_cells(&c, table, o->cells);
+        table = NULL;
+        ASSAY_TRY_GOTO(st, st, done);
+    }
     const int64_t round = (int64_t)c.rungs * PARITY_MODE_COUNT;
     const bool whole = last - first + 1 >= round;
     printf("\n%lld seeds, %lld calls, %lld elements: %lld violations, %lld runs that did not end well; %s\n",
@@ -461,6 +326,8 @@ assay_status certify_campaign(const certify_options *o, const char *work, int *c
                       : "every rung ran on every data mode at every shape that it takes");
     *code = c.violations + c.broken > 0 || (whole && open > 0) ? 1 : 0;
 done:
+    if (table != NULL)
+        fclose(table);
     json_decref(operations);
     parity_engine_free(&e);
     free(c.shapes);

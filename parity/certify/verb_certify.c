@@ -18,6 +18,9 @@ static int fail(void)
     return 2;
 }
 
+/* Defaults of --seeds and --call-limit. */
+enum { SEEDS = 2, CALL_LIMIT = 10 };
+
 static assay_status seconds(const char *name, const char *text, double *out)
 {
     char *end = NULL;
@@ -236,6 +239,9 @@ static assay_status check_combination(const certify_options *o)
             (o->engine[0] != '\0' && o->out[0] == '\0' && o->variant[0] == '\0' && !o->suggest),
         ASSAY_INVALID_ARGUMENT,
         "--campaign: it is of --engine, and without --out, --variant and --suggest: it runs every rung");
+    ASSAY_CHECK(o->campaign[0] == '\0' || (o->seeds == SEEDS && o->call_limit == CALL_LIMIT),
+                ASSAY_INVALID_ARGUMENT,
+                "--seeds, --call-limit: they are not of --campaign, whose seeds are its own");
     ASSAY_CHECK(o->cells[0] == '\0' || o->campaign[0] != '\0', ASSAY_INVALID_ARGUMENT,
                 "--cells: it is of --campaign");
     ASSAY_CHECK(o->python[0] != '\0' || (o->python_program[0] == '\0' && o->python_device[0] == '\0'),
@@ -288,7 +294,7 @@ int parity_main_certify(int argc, char **argv)
         {"child", "PART", "internal: the process that loads the library"},
         {NULL, NULL, NULL}};
     verb_options v = {
-        .o = {.arch = "native", .seeds = 2, .valid_days = 365, .call_limit = 10.0, .limit = 600.0}};
+        .o = {.arch = "native", .seeds = SEEDS, .valid_days = 365, .call_limit = CALL_LIMIT, .limit = 600.0}};
     char work[ASSAY_PATH] = "";
     int code = 2;
     if (assay_options_parse(

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# assay-sim with a fault: what the trials of `assay certify --engine` have to see (tests/parity/test_certify_engine.c).
+# assay-sim with a fault: what the trials of `assay certify --engine` have to see (tests/parity/test_certify_engine.c, test_certify_campaign.c).
 #   ENGINE=assay-sim PLANT=FAULT planted_engine.sh VERB OPTION...
 set -uo pipefail
 out='' illegal='' request='' place=0 arguments=()
@@ -40,5 +40,17 @@ case $PLANT in
 batch) [[ $request != rows.* ]] || arguments+=(--variant=k0) ;;
 address) [[ $place != 1 ]] || arguments+=(--variant=k0) ;;
 order) [[ -z ${ASSAY_SIM_ORDER:-} ]] || arguments+=(--variant=k0) ;;
+eps) # a wrong number: the norm has another eps than the request says
+    for word in "${!arguments[@]}"; do
+        [[ ${arguments[word]} != --request=* ]] || {
+            planted=$(mktemp -d)
+            cp -r "${arguments[word]#--request=}/." "$planted"
+            sed -i -E 's/"eps":[-0-9.e]+/"eps":0.5/' "$planted"/*.jsonl
+            arguments[word]=--request=$planted
+        }
+    done
+    ;;
+lowest) [[ -z $request ]] || arguments+=(--variant=k0) ;; # it has no other rungs than it says
+dies) [[ -z $request ]] || exit 7 ;;
 esac
 answer
