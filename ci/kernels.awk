@@ -62,16 +62,6 @@ inside && /cp\.async/ && !/(commit|wait)/ && (/cp\.async\.bulk/ || !/mbarrier/) 
     shared[name] = match($0, /[0-9]+ bytes smem/) ? substr($0, RSTART) + 0 : 0
 }
 
-function plain(name,    command, text) {
-    command = "c++filt '" name "'"
-    command | getline text
-    close(command)
-    sub(/^void /, "", text)
-    sub(/>\(.*/, ">", text)
-    sub(/\(.*/, "", text)
-    return text
-}
-
 function lost(key, name, what,    before, now) {
     before = field(wanted[key], name)
     now = field(found[key], name)

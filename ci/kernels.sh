@@ -19,18 +19,18 @@ self_test() {
     local folder
     folder=$(mktemp -d)
     trap 'rm -rf "$folder"' RETURN
-    awk -v arch=90 -v file=example.cu -f ci/field.awk -f ci/kernels.awk tests/kernels/example.ptx tests/kernels/example.log >"$folder/found"
+    awk -v arch=90 -v file=example.cu -f ci/field.awk -f ci/plain.awk -f ci/kernels.awk tests/kernels/example.ptx tests/kernels/example.log >"$folder/found"
     diff tests/kernels/expected.json "$folder/found"
-    awk -f ci/loops.awk tests/kernels/example.sass | diff tests/kernels/expected.loops -
+    awk -f ci/plain.awk -f ci/loops.awk tests/kernels/example.sass | diff tests/kernels/expected.loops -
     # without the branch past what is rare, the way leads through it
-    if ! sed 's/@!P0 BRA/@!P0 MOV/' tests/kernels/example.sass | awk -v kernel=wide -f ci/loops.awk | grep -q ' way 9 .* fp 2 other 3 '; then
+    if ! sed 's/@!P0 BRA/@!P0 MOV/' tests/kernels/example.sass | awk -v kernel=wide -f ci/plain.awk -f ci/loops.awk | grep -q ' way 9 .* fp 2 other 3 '; then
         echo "kernels: self-test: an instruction that is always on the way was not counted" >&2
         exit 1
     fi
     compare() { # EXIT WORDS SED-SCRIPT [SAME]
         local code=0 out
         sed -E "$3" "$folder/found" >"$folder/table"
-        out=$(awk -v check=1 -v same="${4:-0}" -f ci/field.awk -f ci/kernels.awk "$folder/table" "$folder/found") || code=$?
+        out=$(awk -v check=1 -v same="${4:-0}" -f ci/field.awk -f ci/plain.awk -f ci/kernels.awk "$folder/table" "$folder/found") || code=$?
         if [[ $code != "$1" ]] || ! grep -qE -- "$2" <<<"$out"; then
             printf 'kernels: self-test: expected exit %s and "%s", found exit %s and\n%s\n' "$1" "$2" "$code" "$out" >&2
             exit 1
@@ -76,7 +76,7 @@ figures() {
         { cat "$out.errors" >&2; return 1; }
     "$(dirname "$nvcc")/ptxas" -v "-arch=sm_$arch" -o /dev/null "$out.ptx" 2>"$out.log" || { cat "$out.log" >&2; return 1; }
     ! serialized "$out.log" >&2 || { echo "kernels: $2: ptxas serializes wgmma" >&2; return 1; }
-    awk -v arch="$arch" -v file="$name.cu" -f ci/field.awk -f ci/kernels.awk "$out.ptx" "$out.log" >"$out.json"
+    awk -v arch="$arch" -v file="$name.cu" -f ci/field.awk -f ci/plain.awk -f ci/kernels.awk "$out.ptx" "$out.log" >"$out.json"
 }
 export -f figures
 export folder nvcc
@@ -101,4 +101,4 @@ fi
 same=0
 grep -qF "\"nvcc\": \"$version\"" "$table" && same=1
 sed -E '/"kernel": /!d; s/,$//; s/^\{"nvcc".*//' "$table" >"$folder/table"
-awk -v check=1 -v same="$same" -f ci/field.awk -f ci/kernels.awk "$folder/table" "$folder/found"
+awk -v check=1 -v same="$same" -f ci/field.awk -f ci/plain.awk -f ci/kernels.awk "$folder/table" "$folder/found"

@@ -1,7 +1,7 @@
 # Instructions of the loops of compiled kernels, from their SASS.
 #
 #   nvcc -std=c++17 -O3 -DNDEBUG -DASSAY_SIM=0 -I. -arch=sm_90 -cubin -o NAME.cubin gpu/ops/NAME.cu      (*_sm90.cu: sm_90a)
-#   cuobjdump -sass NAME.cubin | awk [-v kernel=REGEX] [-v pass=REGEX] -f ci/loops.awk
+#   cuobjdump -sass NAME.cubin | awk [-v kernel=REGEX] [-v pass=REGEX] -f ci/plain.awk -f ci/loops.awk
 #
 # A line for each loop that has something to pass by and no smaller such loop inside, and one ("whole") for a kernel without such a
 # loop: the instructions of the shortest way round that passes by all of it, in the order of addresses.  To pass by: what `pass` (a
@@ -131,17 +131,6 @@ function report(head, stop,    i, at, left, passed, count, flops, all, text) {
     return 1
 }
 
-function plain(mangled,    command, text) {
-    command = "c++filt '" mangled "'"
-    command | getline text
-    close(command)
-    sub(/^void /, "", text)
-    sub(/>\(.*/, ">", text)
-    sub(/\(.*/, "", text)
-    gsub(/ /, "", text)
-    return text
-}
-
 # inside[] of the loop that begins at `head`; 0: none does.
 function collect(head,    k, tails) {
     split("", inside)
@@ -238,6 +227,7 @@ function forget(    i) {
     finish()
     forget()
     title = plain($3)
+    gsub(/ /, "", title)
     next
 }
 /^[ \t]*\/\*[0-9a-f]+\*\/ / {
