@@ -100,10 +100,15 @@ __device__ static __forceinline__ void mbarrier_wait(mbarrier *bar, int parity)
                      : "memory");
     } while (over == 0);
 }
-/* Orders this thread's writes of shared memory before later products and copies that read it. */
+/* Orders this thread's writes of shared memory before later products and copies that read it.  With a range the simulator takes it for
+ * writes of that range alone, which is stricter, and has less to compare. */
 __device__ static __forceinline__ void proxy_fence(void)
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+__device__ static __forceinline__ void proxy_fence(const void *, int)
+{
+    proxy_fence();
 }
 /* Barrier 1 to 15 of n threads, whole warps: sync waits for the others, arrive does not. */
 __device__ static __forceinline__ void named_barrier_sync(int id, int n)
@@ -190,7 +195,11 @@ static inline void mbarrier_wait(mbarrier *bar, int parity, int line = ASSAY_SIM
 }
 static inline void proxy_fence(int line = ASSAY_SIM_HERE)
 {
-    assay_sim_proxy_fence(line);
+    assay_sim_proxy_fence(nullptr, 0, line);
+}
+static inline void proxy_fence(const void *p, int bytes, int line = ASSAY_SIM_HERE)
+{
+    assay_sim_proxy_fence(p, static_cast<size_t>(bytes), line);
 }
 static inline void named_barrier_sync(int id, int n, int line = ASSAY_SIM_HERE)
 {

@@ -35,7 +35,7 @@ template <class S> __device__ static __forceinline__ bwd_places<S::STAGES> bwd_b
     }
     for (int i = (int)threadIdx.x; i < S::ZEROS / 8; i += THREADS)
         ((uint4 *)zeros)[i] = make_uint4(0, 0, 0, 0);
-    proxy_fence();
+    proxy_fence(zeros, S::ZEROS * (int)sizeof(bf16));
     __syncthreads();
     return {
         own_x, own_y, stages, zeros, S::ROWS_BYTES > 0 ? (attention_bwd_row *)(zeros + S::ZEROS) : nullptr,

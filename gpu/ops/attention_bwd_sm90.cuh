@@ -212,7 +212,7 @@ __device__ static __forceinline__ void bwd_put(const tma_map *map, bf16 *tile, c
         *(__nv_bfloat162 *)(to + mma_column(lane, 0)) =
             __floats2bfloat162_rn(scale * acc[j][2 * h], scale * acc[j][2 * h + 1]);
     }
-    proxy_fence();
+    proxy_fence(tile, NT / 8 * WGMMA_TILE * (int)sizeof(bf16));
     named_barrier_sync(OWN_GROUP + thread / WGMMA_THREADS - 1, WGMMA_THREADS);
     if (thread % WGMMA_THREADS != 0)
         return;

@@ -24,7 +24,7 @@ __device__ static __forceinline__ void copy_rows(bf16 *q_tile, const bf16 *q, co
         bf16 *to = mma_chunk<WGMMA_TERMS>(q_tile + c / 8 * WGMMA_TILE, r, c % 8);
         *(uint4 *)to = query >= 0 && c * 8 < a.d ? *(const uint4 *)(q + query * a.d + c * 8) : zero;
     }
-    proxy_fence();
+    proxy_fence(q_tile, WGMMA_ROWS * D * (int)sizeof(bf16));
     named_barrier_sync(OWN_GROUP + group, WGMMA_THREADS);
 }
 
@@ -249,7 +249,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     }
     for (int i = (int)threadIdx.x; i < S::ZEROS / 8; i += THREADS)
         ((uint4 *)zeros)[i] = make_uint4(0, 0, 0, 0);
-    proxy_fence();
+    proxy_fence(zeros, S::ZEROS * (int)sizeof(bf16));
     __syncthreads();
     if (group < 0) {
         setmaxnreg_dec<40>();

@@ -73,7 +73,7 @@ __device__ static __forceinline__ void multiply(float (&acc)[TILE / 8][4], bf16 
         mbarrier_wait(&full[stage], step / STAGES % 2);
         if (A_COLUMNS && step == steps - 1 && terms % WGMMA_TERMS != 0) {
             clear_terms(a_tile, b_tile + group * WGMMA_TILE, terms % WGMMA_TERMS);
-            proxy_fence();
+            proxy_fence(a_tile, OPERAND_BYTES + WGMMA_TILE * (int)sizeof(bf16)); /* to the end of b's part */
             named_barrier_sync(BOTH_GROUPS, GROUPS * WGMMA_THREADS);
         }
         wgmma_fence();

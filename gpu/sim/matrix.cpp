@@ -141,42 +141,57 @@ float matrix_step(float c, const double *product, int k, double exact)
     return c;
 }
 
-/* Every step of 16: the products and their sum are exact enough in double, and rounded once.  WIDTH sums at once, or each addition
- * waits for the one before. */
-template <int WIDTH>
-static inline __attribute__((always_inline)) void multiply_columns(tiles &t, int i, int j, int k)
+/* Every step of 16: the products and their sum are exact enough in double, and rounded once.  ROWS x WIDTH sums at once, or each
+ * addition waits for the one before, and b is read anew for every row.  FMA: a product of two operands of matrix units is exact in
+ * double, so that the bits are the same. */
+template <int ROWS, int WIDTH, bool FMA>
+static inline __attribute__((always_inline)) void multiply_block(tiles &t, const matrix_row *b, int i, int j,
+                                                                 int k)
 {
     for (int s = 0; s < k; s += step_k) {
-        double sum[WIDTH];
-        for (int x = 0; x < WIDTH; ++x)
-            sum[x] = static_cast<double>(t.c[i][j + x]);
-        for (int x = s; x < s + step_k; ++x) {
+        double sum[ROWS][WIDTH];
+        for (int r = 0; r < ROWS; ++r)
             for (int y = 0; y < WIDTH; ++y)
-                sum[y] += t.a[i][x] * t.b[x][j + y];
-        }
-        for (int x = 0; x < WIDTH; ++x)
-            t.c[i][j + x] = static_cast<float>(sum[x]);
+                sum[r][y] = static_cast<double>(t.c[i + r][j + y]);
+        for (int x = s; x < s + step_k; ++x)
+            for (int r = 0; r < ROWS; ++r)
+                for (int y = 0; y < WIDTH; ++y)
+                    sum[r][y] = FMA ? __builtin_fma(t.a[i + r][x], b[x][j + y], sum[r][y])
+                                    : sum[r][y] + t.a[i + r][x] * b[x][j + y];
+        for (int r = 0; r < ROWS; ++r)
+            for (int y = 0; y < WIDTH; ++y)
+                t.c[i + r][j + y] = static_cast<float>(sum[r][y]);
     }
 }
-static inline __attribute__((always_inline)) void multiply_exact(tiles &t, int rows, int columns, int k)
+template <int ROWS, int WIDTH, bool FMA>
+static inline __attribute__((always_inline)) void multiply_exact(tiles &t, const matrix_row *b, int rows,
+                                                                 int columns, int k)
 {
-    for (int i = 0; i < rows; ++i) {
-        int j = 0;
-        for (; j + 32 <= columns; j += 32)
-            multiply_columns<32>(t, i, j, k);
-        for (; j < columns; j += 8)
-            multiply_columns<8>(t, i, j, k);
-    }
+    static_assert(16 % ROWS == 0, "tiles have whole sixteens of rows");
+    int j = 0;
+    for (; j + WIDTH <= columns; j += WIDTH)
+        for (int i = 0; i < rows; i += ROWS)
+            multiply_block<ROWS, WIDTH, FMA>(t, b, i, j, k);
+    for (; j < columns; j += 8)
+        for (int i = 0; i < rows; i += ROWS)
+            multiply_block<ROWS, 8, FMA>(t, b, i, j, k);
 }
 
 #if defined(__x86_64__)
-__attribute__((target("avx2"))) static void multiply_avx2(tiles &t, int rows, int columns, int k)
+__attribute__((target("avx2,fma"))) static void multiply_avx2(tiles &t, const matrix_row *b, int rows,
+                                                              int columns, int k)
 {
-    multiply_exact(t, rows, columns, k);
+    multiply_exact<2, 16, true>(t, b, rows, columns, k);
 }
+__attribute__((target("avx512f,prefer-vector-width=512"))) static void
+multiply_avx512(tiles &t, const matrix_row *b, int rows, int columns, int k)
+{
+    multiply_exact<4, 32, true>(t, b, rows, columns, k);
+}
+static const bool has_avx512 = __builtin_cpu_supports("avx512f") != 0;
 #endif
 
-static void multiply_truncated(tiles &t, int rows, int columns, int k)
+static void multiply_truncated(tiles &t, const matrix_row *b, int rows, int columns, int k)
 {
     double product[step_k];
     const int terms = config().matrix_terms, guard = config().matrix_guard_bits;
@@ -184,7 +199,7 @@ static void multiply_truncated(tiles &t, int rows, int columns, int k)
         for (int j = 0; j < columns; ++j) {
             for (int s = 0; s < k; s += step_k) {
                 for (int x = 0; x < step_k; ++x)
-                    product[x] = t.a[i][s + x] * t.b[s + x][j];
+                    product[x] = t.a[i][s + x] * b[s + x][j];
                 for (int x = 0; x < step_k; x += terms)
                     t.c[i][j] = truncated_step(t.c[i][j], product + x, terms, guard);
             }
@@ -192,19 +207,23 @@ static void multiply_truncated(tiles &t, int rows, int columns, int k)
     }
 }
 
-void matrix_multiply(tiles &t, int rows, int columns, int k)
+void matrix_multiply(tiles &t, const matrix_row *b, int rows, int columns, int k)
 {
     if (config().matrix_truncates) {
-        multiply_truncated(t, rows, columns, k);
+        multiply_truncated(t, b, rows, columns, k);
         return;
     }
 #if defined(__x86_64__)
+    if (config().fma && has_avx512) {
+        multiply_avx512(t, b, rows, columns, k);
+        return;
+    }
     if (config().fma) {
-        multiply_avx2(t, rows, columns, k);
+        multiply_avx2(t, b, rows, columns, k);
         return;
     }
 #endif
-    multiply_exact(t, rows, columns, k);
+    multiply_exact<1, 32, false>(t, b, rows, columns, k);
 }
 
 static double widened(uint16_t bits)
@@ -292,7 +311,7 @@ static void product_of_warp(void *const *lane)
         take_rows(w, t, o, static_cast<int>(l), first->line);
     }
     take_tile(w, t, f, first->line, first->pc);
-    matrix_multiply(t, f->mt * 16, f->nt * 8, f->k);
+    matrix_multiply(t, t.b, f->mt * 16, f->nt * 8, f->k);
     for (unsigned l = 0; l < lanes; ++l) {
         const assay_sim_tile_product *o =
             static_cast<const assay_sim_tile_product *>(static_cast<const call_of_warp *>(lane[l])->what);

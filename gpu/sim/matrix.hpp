@@ -21,14 +21,16 @@ static inline int result_column(int lane, int r)
 constexpr int most_rows = 64, most_columns = 256, most_k = 256;
 
 /* Rows are a line longer than what they hold: at distances of a power of two they would share few lines of the cache. */
+typedef double matrix_row[most_columns + 8];
 struct tiles {
-    double a[most_rows][most_k + 8], b[most_k][most_columns + 8];
+    double a[most_rows][most_k + 8];
+    matrix_row b[most_k];
     float c[most_rows][most_columns + 16];
 };
 /* Of this thread of the operating system. */
 tiles &matrix_tiles();
-/* c [rows][columns] += a [rows][k] b [k][columns], k ascending in steps of 16, by the model that is configured. */
-void matrix_multiply(tiles &t, int rows, int columns, int k);
+/* c [rows][columns] += a [rows][k] b [k][columns], k ascending in steps of 16, by the model that is configured.  b: t.b, or another's. */
+void matrix_multiply(tiles &t, const matrix_row *b, int rows, int columns, int k);
 
 } /* namespace sim */
 

@@ -42,6 +42,10 @@ tile_block &tiles_of(worker &w, const char *what, int line)
     if (!b.used) {
         b.used = true;
         b.seen.assign(w.arrays[0].bytes, 0xff); /* as shared memory is before a block */
+        b.changed.assign(b.seen.size() / picture_piece + 2, 0);
+        b.changes = 0;
+        for (kept_operand &k : b.operands)
+            k.of = nullptr;
     }
     return b;
 }
@@ -241,11 +245,18 @@ void assay_sim_mbarrier_wait(assay_sim_mbarrier *bar, int parity, int line)
     assay_sim_seen();
 }
 
-void assay_sim_proxy_fence(int line)
+void assay_sim_proxy_fence(const void *p, size_t bytes, int line)
 {
     worker &w = running_worker("a proxy fence");
     tile_block &b = tiles_of(w, "proxy fence", line);
-    if (!b.seen.empty())
-        memcpy(b.seen.data(), w.arrays[0].at, b.seen.size());
+    size_t at;
+    if (p == nullptr) {
+        p = w.arrays[0].at;
+        bytes = b.seen.size();
+    }
+    if (!in_dynamic(w, p, bytes, &at))
+        misuse(w, "out of bounds", line,
+               "a proxy_fence of %zu bytes leaves the block's dynamic shared memory", bytes);
+    picture_take(b, p, bytes, at);
     assay_sim_mbarrier_fence_init(line);
 }

@@ -46,6 +46,53 @@ void proxy_check(worker &w, tile_block &b, const void *p, size_t bytes, int line
            at + i);
 }
 
+static size_t piece_of(uintptr_t base, uintptr_t at)
+{
+    return at / picture_piece - base / picture_piece;
+}
+
+/* Tells f(offset, bytes) the pieces of [p, p + bytes), which begins `at` bytes behind the first byte of the picture, and counts those
+ * that f says have changed. */
+template <class CHANGE>
+static void each_piece(tile_block &b, const void *p, size_t bytes, size_t at, CHANGE change)
+{
+    const uintptr_t from = reinterpret_cast<uintptr_t>(p), base = from - at;
+    for (size_t i = 0; i < bytes;) {
+        const size_t rest = picture_piece - (from + i) % picture_piece,
+                     n = rest < bytes - i ? rest : bytes - i;
+        if (change(i, n))
+            b.changed[piece_of(base, from + i)] = ++b.changes;
+        i += n;
+    }
+}
+
+void picture_take(tile_block &b, const void *p, size_t bytes, size_t at)
+{
+    const unsigned char *now = static_cast<const unsigned char *>(p);
+    unsigned char *seen = b.seen.data() + at;
+    each_piece(b, p, bytes, at, [&](size_t i, size_t n) {
+        if (memcmp(seen + i, now + i, n) == 0)
+            return false;
+        memcpy(seen + i, now + i, n);
+        return true;
+    });
+}
+
+void picture_poison(tile_block &b, const void *p, size_t bytes, size_t at)
+{
+    memset(b.seen.data() + at, 0xff, bytes);
+    each_piece(b, p, bytes, at, [](size_t, size_t) { return true; });
+}
+
+uint64_t picture_changed(const worker &w, const tile_block &b, const void *p, size_t bytes)
+{
+    const uintptr_t from = reinterpret_cast<uintptr_t>(p), base = reinterpret_cast<uintptr_t>(w.arrays[0].at);
+    uint64_t last = 0;
+    for (size_t k = piece_of(base, from); bytes != 0 && k <= piece_of(base, from + bytes - 1); ++k)
+        last = b.changed[k] > last ? b.changed[k] : last;
+    return last;
+}
+
 void loads_check(worker &w, tile_block &b, const void *p, size_t bytes, int line, const char *what)
 {
     for (const tensor_copy &c : b.loads) {
@@ -112,12 +159,9 @@ static void touch_global(worker &w, const tensor_copy &c, bool write, const void
 static void arrive(worker &w, tile_block &b, tensor_copy c, int line)
 {
     size_t at;
-    for (size_t i = 0; i < c.bytes; ++i) {
-        if (c.shared[i] != 0xff)
-            misuse(w, "late read", line,
-                   "the destination of the load of line %d was written while it was under way",
-                   line_of(c.line));
-    }
+    if (c.bytes != 0 && (c.shared[0] != 0xff || memcmp(c.shared, c.shared + 1, c.bytes - 1) != 0))
+        misuse(w, "late read", line,
+               "the destination of the load of line %d was written while it was under way", line_of(c.line));
     each_chunk(c, [&](const unsigned char *from, unsigned char *to, size_t bytes) {
         if (from == nullptr)
             memset(to, 0, bytes);
@@ -126,7 +170,7 @@ static void arrive(worker &w, tile_block &b, tensor_copy c, int line)
     });
     race_initialized(c.shared, c.bytes);
     if (in_dynamic(w, c.shared, c.bytes, &at))
-        memcpy(b.seen.data() + at, c.shared, c.bytes);
+        picture_take(b, c.shared, c.bytes, at);
     barrier_bytes(w, b, c.bar, c.bytes, line);
 }
 
@@ -275,7 +319,7 @@ void assay_sim_tensor_load(void *to, const assay_sim_tensor_map *map, assay_sim_
         w, bar); /* whoever passes the barrier comes behind the copy: it does not end without its bytes */
     memset(to, 0xff, c.bytes);
     if (in_dynamic(w, to, c.bytes, &place))
-        memset(b.seen.data() + place, 0xff, c.bytes);
+        picture_poison(b, to, c.bytes, place);
     race_coming(to, c.bytes);
     if (late_now(w))
         b.loads.push_back(c);

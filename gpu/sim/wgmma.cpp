@@ -159,20 +159,43 @@ static double number_at(const void *tile, int row, int column)
     return static_cast<double>(assay_sim_bf16_to_f32(bits));
 }
 
-/* Tells whether bytes have changed. */
-static uint64_t sum_of_bytes(uint64_t sum, const void *p, size_t bytes)
+/* 8 numbers from a column that is a multiple of 8 on. */
+static void numbers_at(const void *tile, int row, int column, double *to)
 {
-    for (size_t i = 0; i < bytes; i += sizeof sum) {
-        uint64_t word;
-        memcpy(&word, static_cast<const char *>(p) + i, sizeof word);
-        sum = (sum ^ word) * 0x9e3779b97f4a7c15u;
-        sum ^= sum >> 29;
-    }
-    return sum;
+    uint16_t bits[8];
+    memcpy(bits, static_cast<const char *>(tile) + row * 128 + (column / 8 ^ (row & 7)) * 16, sizeof bits);
+    for (int e = 0; e < 8; ++e)
+        to[e] = static_cast<double>(assay_sim_bf16_to_f32(bits[e]));
 }
-static uint64_t sum_of_tiles(const assay_sim_wgmma &o)
+
+/* B as [terms][n].  The warps of a group multiply by the same one: it is kept as long as its tiles have not changed. */
+static const matrix_row *second_operand(const worker &w, tile_block &b, const assay_sim_wgmma &o)
 {
-    return sum_of_bytes(sum_of_bytes(1, o.a, a_bytes(o)), o.b, b_bytes(o));
+    const uint64_t changed = picture_changed(w, b, o.b, b_bytes(o));
+    for (const kept_operand &k : b.operands) {
+        if (k.of == o.b && k.n == o.n && k.columns == o.b_columns && changed <= k.changes)
+            return k.number.get();
+    }
+    kept_operand &k = b.operands[b.next_operand++ % kept_operands];
+    if (!k.number)
+        k.number.reset(new matrix_row[terms]);
+    k.of = o.b;
+    k.n = o.n;
+    k.columns = o.b_columns;
+    k.changes = b.changes;
+    matrix_row *to = k.number.get();
+    for (int j = 0; j < o.n; j += o.b_columns ? 64 : 1) {
+        double row[terms];
+        for (int x = 0; x < terms && o.b_columns; ++x)
+            for (int c = 0; c < 64; c += 8)
+                numbers_at(static_cast<const char *>(o.b) + static_cast<size_t>(j / 64) * tile_bytes, x, c,
+                           &to[x][j + c]);
+        for (int x = 0; x < terms && !o.b_columns; x += 8)
+            numbers_at(o.b, j, x, &row[x]);
+        for (int x = 0; x < terms && !o.b_columns; ++x)
+            to[x][j] = row[x];
+    }
+    return to;
 }
 
 static void compute(worker &w, tile_block &b, wgmma_warp &p, issued_product &o, int line)
@@ -187,24 +210,19 @@ static void compute(worker &w, tile_block &b, wgmma_warp &p, issued_product &o, 
     else
         unpack_factor(t, o.rows);
     proxy_check(w, b, o.what.b, b_bytes(o.what), line, "a product that is under way");
-    if (sum_of_tiles(o.what) != o.held)
+    if (picture_changed(w, b, o.what.a, a_bytes(o.what)) > o.issued ||
+        picture_changed(w, b, o.what.b, b_bytes(o.what)) > o.issued)
         misuse(w, "late read", line, "a tile was written while the product of line %d reads it",
                line_of(o.line));
     for (int i = 0; i < rows_of_warp; ++i) {
-        for (int k = 0; k < terms && a_tile; ++k)
-            t.a[i][k] =
-                o.what.a_columns ? number_at(o.what.a, k, first + i) : number_at(o.what.a, first + i, k);
+        for (int k = 0; k < terms && a_tile && o.what.a_columns; ++k)
+            t.a[i][k] = number_at(o.what.a, k, first + i);
+        for (int k = 0; k < terms && a_tile && !o.what.a_columns; k += 8)
+            numbers_at(o.what.a, first + i, k, &t.a[i][k]);
         for (int j = 0; j < n; ++j)
             t.c[i][j] = o.what.add ? s.value[static_cast<size_t>(i * n + j)] : 0.0f;
     }
-    for (int k = 0; k < terms; ++k) {
-        for (int j = 0; j < n; ++j)
-            t.b[k][j] = o.what.b_columns ? number_at(static_cast<const char *>(o.what.b) +
-                                                         static_cast<size_t>(j / 64) * tile_bytes,
-                                                     k, j % 64)
-                                         : number_at(o.what.b, j, k);
-    }
-    matrix_multiply(t, rows_of_warp, n, terms);
+    matrix_multiply(t, second_operand(w, b, o.what), rows_of_warp, n, terms);
     for (int i = 0; i < rows_of_warp; ++i)
         memcpy(&s.value[static_cast<size_t>(i * n)], static_cast<const float *>(t.c[i]),
                sizeof(float) * static_cast<size_t>(n));
@@ -255,7 +273,7 @@ static void product_of_warp(void *const *lane)
     const size_t sum = sum_of(p, lane, o.n);
     if (p.sums[sum].open++ == 0)
         take_registers(w, p, p.sums[sum], o.add != 0, call.line);
-    issued_product issued = {o, p.groups, call.line, false, sum, sum_of_tiles(o), 0, {}};
+    issued_product issued = {o, p.groups, call.line, false, sum, b.changes, 0, {}};
     if (o.a_registers != nullptr) {
         const unsigned *of_lane[lanes];
         for (unsigned l = 0; l < lanes; ++l)

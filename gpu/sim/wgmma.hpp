@@ -3,13 +3,17 @@
 #define ASSAY_SIM_WGMMA_HPP
 
 #include "assay_sim_wgmma.h"
+#include "matrix.hpp"
 #include "simt.hpp"
+
+#include <memory>
 
 namespace sim
 {
 
 constexpr unsigned group_warps = 4;
 constexpr int terms = 64, rows_of_warp = 16; /* of a product */
+constexpr size_t picture_piece = 1024; /* bytes, at multiples of them: what tiles of products are made of */
 
 struct barrier_state { /* of an mbarrier */
     unsigned expected, pending;
@@ -39,7 +43,7 @@ struct issued_product {
     int line;
     bool done;
     size_t sum;                 /* of wgmma_warp.sums */
-    uint64_t held;              /* of its tiles' bytes when it was issued */
+    uint64_t issued;            /* changes of the picture by then */
     size_t factor;              /* of wgmma_warp.factors, where A is in registers */
     std::vector<unsigned> rows; /* what they held when it was issued: [lanes][16] */
 };
@@ -73,6 +77,15 @@ struct group_call { /* of a warpgroup: the first of its warps to come has made i
     int registers, more;
 };
 
+constexpr unsigned kept_operands = 4;
+
+struct kept_operand { /* a second operand, as numbers */
+    const void *of;   /* nullptr: none */
+    int n, columns;
+    uint64_t changes; /* of the picture by then */
+    std::unique_ptr<matrix_row[]> number;
+};
+
 struct named_state {
     int threads, arrived, line;
     uint64_t turn;
@@ -80,7 +93,12 @@ struct named_state {
 
 struct tile_block {
     bool used;
-    std::vector<unsigned char> seen; /* the dynamic shared memory, as copies and matrix units see it */
+    std::vector<unsigned char>
+        seen; /* the picture: the dynamic shared memory, as copies and matrix units see it */
+    std::vector<uint64_t> changed; /* when each piece of it changed last, by number */
+    uint64_t changes;              /* of the picture so far */
+    kept_operand operands[kept_operands];
+    unsigned next_operand;
     std::unordered_map<const void *, barrier_state> barriers;
     std::vector<tensor_copy> loads, stores; /* under way */
     unsigned stores_committed[max_block_threads];
@@ -101,6 +119,11 @@ bool late_now(worker &w); /* by the order and its seed: as late as may be */
 /* Reports bytes that a thread has written without proxy_fence; copies under way to them. */
 void proxy_check(worker &w, tile_block &b, const void *p, size_t bytes, int line, const char *what);
 void loads_check(worker &w, tile_block &b, const void *p, size_t bytes, int line, const char *what);
+/* The picture becomes what lies in shared memory at p, or 0xff. */
+void picture_take(tile_block &b, const void *p, size_t bytes, size_t at);
+void picture_poison(tile_block &b, const void *p, size_t bytes, size_t at);
+/* When any of the pieces of [p, p + bytes) changed last. */
+uint64_t picture_changed(const worker &w, const tile_block &b, const void *p, size_t bytes);
 /* Reports products that read there. */
 void products_check(worker &w, tile_block &b, const void *p, size_t bytes, int line);
 /* Lets one copy of the barrier arrive, the eldest; false: none is under way. */

@@ -214,6 +214,8 @@ enum misuse {
     OTHER_LINES,
     /* stores */
     STORE_WITHOUT_FENCE,
+    STORE_HALF_FENCED,
+    FENCE_OUTSIDE,
     STORE_SOURCE_WRITTEN,
     STORE_LEFT,
     STORE_NOT_COMMITTED,
@@ -359,8 +361,12 @@ __global__ void misused(TMA_MAP_PARAMETER a, TMA_MAP_PARAMETER b, TMA_MAP_PARAME
             const int row = wgmma_row(thread, e), column = wgmma_column(thread, j, e);
             mma_chunk<64>(ct, row, column / 8)[column % 8] = __float2bfloat16_rn(sum[j][e]);
         }
-    if (how != STORE_WITHOUT_FENCE)
-        proxy_fence();
+    if (how == STORE_HALF_FENCED)
+        proxy_fence(ct, WGMMA_TILE);
+    else if (how == FENCE_OUTSIDE)
+        proxy_fence(ct, 1 << 20);
+    else if (how != STORE_WITHOUT_FENCE)
+        proxy_fence(ct, WGMMA_TILE * 2);
     __syncthreads();
     if (first) {
         tma_store(&c, ct, 0, 0, 0);
@@ -485,6 +491,8 @@ MISUSE(lanes_with_different_tiles, OTHER_TILES, "wrong fragment", "name differen
 MISUSE(warps_at_different_lines, OTHER_LINES, "divergent warp", "of the warpgroup has it in line")
 
 MISUSE(store_without_a_fence, STORE_WITHOUT_FENCE, "missing fence", "a store reads byte")
+MISUSE(store_of_a_tile_half_of_which_is_fenced, STORE_HALF_FENCED, "missing fence", "a store reads byte")
+MISUSE(fence_outside_shared_memory, FENCE_OUTSIDE, "out of bounds", "a proxy_fence of 1048576 bytes")
 MISUSE(source_of_a_store_written, STORE_SOURCE_WRITTEN, "late read", "the tile of the store of line")
 MISUSE(block_that_ends_before_its_stores, STORE_LEFT, "late read", "waited for this store")
 MISUSE(store_that_no_group_holds, STORE_NOT_COMMITTED, "late read", "waited for this store")

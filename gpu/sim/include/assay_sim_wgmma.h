@@ -34,7 +34,8 @@ void assay_sim_mbarrier_init(assay_sim_mbarrier *bar, int arrivals, int line);
 void assay_sim_mbarrier_fence_init(int line);
 void assay_sim_mbarrier_arrive(assay_sim_mbarrier *bar, int bytes, int line);
 void assay_sim_mbarrier_wait(assay_sim_mbarrier *bar, int parity, int line);
-void assay_sim_proxy_fence(int line);
+/* p: NULL for all of the dynamic shared memory. */
+void assay_sim_proxy_fence(const void *p, size_t bytes, int line);
 
 /* --- copies: what arrives is poison until a wait for the barrier needs it, or, by the order's seed, is there at once - */
 
