@@ -162,9 +162,10 @@ static const char *next_output(const char *list, char slot[ASSAY_DECLARED_SLOT])
 
 assay_status gpu_ladder_declare(const gpu_ctx *ctx, const gpu_operands *o, int variant, gpu_declared *out)
 {
-    static const char *const names[] = {"k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7", "k8", "k9"};
+    static const char *const names[GPU_MOST_RUNGS] = {"k0", "k1", "k2", "k3", "k4",
+                                                      "k5", "k6", "k7", "k8", "k9"};
     const gpu_rung *r = gpu_ladder_find(o->op->name, variant);
-    ASSAY_CHECK(r && variant < 10, ASSAY_INTERNAL, "%s: no variant %d", o->op->name, variant);
+    ASSAY_CHECK(r && variant < GPU_MOST_RUNGS, ASSAY_INTERNAL, "%s: no variant %d", o->op->name, variant);
     *out = (gpu_declared){.variant = variant, .variant_name = names[variant], .p_dtype = r->p_dtype};
     for (const gpu_rung_arith *a = r->arith; a < r->arith + GPU_RUNG_ARITHS && a->outputs; a++) {
         assay_arith arith = a->arith;

@@ -50,6 +50,7 @@ static assay_status step_verb(int argc, char **argv)
 typedef struct ops_arguments {
     char request[ASSAY_PATH], out[ASSAY_PATH], illegal[ASSAY_PATH];
     int64_t place, times;
+    bool every_rung;
 } ops_arguments;
 
 static assay_status take_ops_argument(void *user, const char *name, const char *text)
@@ -60,6 +61,10 @@ static assay_status take_ops_argument(void *user, const char *name, const char *
         return assay_option_count(name, text, 0, GPU_PLACES - 1, &a->place);
     if (strcmp(name, "time") == 0)
         return assay_option_count(name, text, 1, 100000, &a->times);
+    if (strcmp(name, "every_rung") == 0) {
+        a->every_rung = true;
+        return ASSAY_OK;
+    }
     if (strcmp(name, "illegal") == 0)
         return assay_option_text(name, text, a->illegal, ASSAY_PATH);
     return assay_option_text(name, text, strcmp(name, "out") == 0 ? a->out : a->request, ASSAY_PATH);
@@ -67,18 +72,20 @@ static assay_status take_ops_argument(void *user, const char *name, const char *
 
 static assay_status ops_verb(int argc, char **argv)
 {
-    static const assay_extra_option extra[] = {{"request", "DIR", "trace with the inputs of operations"},
-                                               {"out", "DIR", "trace with their outputs, too"},
-                                               {"place", "0|1|2",
-                                                "0: as allocated; 1: other addresses and garbage; 2: aligned "
-                                                "to an element alone"},
-                                               {"illegal", "FILE",
-                                                "list of ways to break them: each has to be refused; out is "
-                                                "a file of what was said"},
-                                               {"time", "N",
-                                                "run each N times and time them by events; out is a JSON "
-                                                "file of seconds and of what the device can do"},
-                                               {NULL, NULL, NULL}};
+    static const assay_extra_option extra[] = {
+        {"request", "DIR", "trace with the inputs of operations"},
+        {"out", "DIR", "trace with their outputs, too"},
+        {"place", "0|1|2",
+         "0: as allocated; 1: other addresses and garbage; 2: aligned "
+         "to an element alone"},
+        {"every_rung", NULL, "each on every rung that takes it, without --variant"},
+        {"illegal", "FILE",
+         "list of ways to break them: each has to be refused; out is "
+         "a file of what was said"},
+        {"time", "N",
+         "run each N times and time them by events; out is a JSON "
+         "file of seconds and of what the device can do"},
+        {NULL, NULL, NULL}};
     assay_train_options o;
     ops_arguments a = {.place = 0};
     assay_train_options_default(&o);
@@ -88,11 +95,15 @@ static assay_status ops_verb(int argc, char **argv)
                 "ops: --request DIR and --out DIR are needed");
     ASSAY_CHECK((a.times > 0) + (a.place > 0) + (a.illegal[0] != '\0') <= 1, ASSAY_INVALID_ARGUMENT,
                 "ops: expected one of --place, --illegal and --time");
+    ASSAY_CHECK(!a.every_rung || (a.times == 0 && a.illegal[0] == '\0' && o.variant[0] == '\0'),
+                ASSAY_INVALID_ARGUMENT,
+                "ops: --every-rung takes no --variant, --illegal or --time beside it");
     if (a.illegal[0] != '\0')
         return gpu_ops_illegal_verb(a.request, a.illegal, a.out, o.variant);
     if (a.times > 0)
         return gpu_ops_time_verb(a.request, a.out, o.variant, a.times);
-    return gpu_ops_verb(a.request, a.out, o.variant, (int)a.place, o.collective_timeout);
+    const gpu_ops_form form = {o.variant, (int)a.place, a.every_rung, o.collective_timeout};
+    return gpu_ops_verb(a.request, a.out, &form);
 }
 
 static assay_status probe_verb(int argc, char **argv)

@@ -10,9 +10,16 @@ ASSAY_BEGIN_DECLS
  * every rank executes its own rank's records in order and writes a trace with the same inputs and the outputs
  * to `out`. Collectives run through NCCL over the world: all_reduce, all_gather, reduce_scatter, all_to_all,
  * broadcast (root), send, recv (peer; recv: shape, dtype), with counts in rows where pieces are uneven.  place: gpu_place
- * (gpu/execute.h) of every tensor of an operation that is no collective. */
-assay_status gpu_ops_verb(const char *request, const char *out, const char *variants, int place,
-                          double collective_timeout);
+ * (gpu/execute.h) of every tensor of an operation that is no collective.  every_rung: an operation that is no collective runs on every
+ * rung of its ladder that takes the record, and the answer has one record for each, of the same instance, from the highest variant down
+ * to k0; its header says "every_rung": true. */
+typedef struct gpu_ops_form {
+    const char *variants; /* with every_rung: "" */
+    int place;
+    bool every_rung;
+    double collective_timeout;
+} gpu_ops_form;
+assay_status gpu_ops_verb(const char *request, const char *out, const gpu_ops_form *form);
 /* `ops --time N`: of every record, on rank 0 of 1, the seconds of N runs by events, each behind a copy that empties the caches; the
  * operands lie between guards and are checked as gpu_execute checks them.  out: a JSON object {"format": "assay-ops-times-1",
  * "device", "simulated", "peak": {"dtype", "product", "copy_bytes", "flops_per_s", "copy_bytes_per_s"}, "operations": [{"op", "instance",

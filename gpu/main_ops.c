@@ -1,6 +1,7 @@
 /* `ops`: executes the op records of a request trace one by one. */
 #include "gpu/execute.h"
 #include "gpu/main.h"
+#include "gpu/rung.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -62,13 +63,24 @@ static assay_status execute(gpu_run *run, const assay_trace *request, const assa
     return gpu_execute_as(&run->ctx, op->op, op->attrs, act, in, op->n_inputs, &form, out, n_out, declared);
 }
 
+/* Ids of a record's inputs in the answer, which holds them once, however many rungs read them. */
+typedef struct input_ids {
+    int64_t id[ASSAY_MAX_SLOTS];
+    bool written;
+} input_ids;
+
 /* Inputs, outputs and the record of an operation that has everything else. */
 static assay_status write_slots(gpu_run *run, const assay_trace *request, const assay_trace_op *from,
-                                const gpu_slot *out, int n_out, assay_trace_op *op)
+                                const gpu_slot *out, int n_out, input_ids *ids, assay_trace_op *op)
 {
-    for (int i = 0; i < op->n_inputs; i++)
-        ASSAY_TRY(copy_input(run, assay_trace_tensor_by_id(request, run->comm.rank, from->inputs[i].tensor),
-                             from->step, &op->inputs[i].tensor));
+    for (int i = 0; i < op->n_inputs; i++) {
+        if (!ids->written)
+            ASSAY_TRY(copy_input(run,
+                                 assay_trace_tensor_by_id(request, run->comm.rank, from->inputs[i].tensor),
+                                 from->step, &ids->id[i]));
+        op->inputs[i].tensor = ids->id[i];
+    }
+    ids->written = true;
     for (int i = 0; i < n_out; i++) {
         memcpy(op->outputs[i].slot, out[i].slot, sizeof op->outputs[i].slot);
         ASSAY_TRY(write_output(run, from, &out[i], &op->outputs[i].tensor));
@@ -77,7 +89,7 @@ static assay_status write_slots(gpu_run *run, const assay_trace *request, const 
 }
 
 static assay_status write_record(gpu_run *run, const assay_trace *request, const assay_trace_op *from,
-                                 const gpu_slot *out, int n_out, const gpu_declared *declared)
+                                 const gpu_slot *out, int n_out, const gpu_declared *declared, input_ids *ids)
 {
     assay_trace_op op = *from;
     op.n_outputs = n_out;
@@ -95,12 +107,14 @@ static assay_status write_record(gpu_run *run, const assay_trace *request, const
         json_object_set_new(attrs, "p_dtype", json_string(declared->p_dtype));
         op.attrs = attrs;
     }
-    const assay_status st = write_slots(run, request, from, out, n_out, &op);
+    const assay_status st = write_slots(run, request, from, out, n_out, ids, &op);
     json_decref(attrs);
     return st;
 }
 
-static assay_status run_record(gpu_run *run, const assay_trace *request, const assay_trace_op *op, int place)
+/* *variant: the rung that ran. */
+static assay_status run_record(gpu_run *run, const assay_trace *request, const assay_trace_op *op, int place,
+                               input_ids *ids, int *variant)
 {
     gpu_slot in[ASSAY_MAX_SLOTS], out[ASSAY_MAX_SLOTS];
     gpu_declared declared = {0};
@@ -109,7 +123,7 @@ static assay_status run_record(gpu_run *run, const assay_trace *request, const a
     memset(out, 0, sizeof out);
     assay_status st = execute(run, request, op, place, in, out, &n_out, &declared);
     if (st == ASSAY_OK)
-        st = write_record(run, request, op, out, n_out, &declared);
+        st = write_record(run, request, op, out, n_out, &declared, ids);
     else
         st = assay_context(st, "rank %d: op %lld, %s %s", run->comm.rank, (long long)op->sequence, op->op,
                            op->instance);
@@ -117,10 +131,24 @@ static assay_status run_record(gpu_run *run, const assay_trace *request, const a
         free(in[i].data);
         free(out[i].data);
     }
+    *variant = declared.variant;
     return st;
 }
 
-static assay_status run_all(gpu_run *run, const assay_trace *request, int place)
+/* The record on every rung that takes it, from the highest down to k0: each run asks for a lower one than the last. */
+static assay_status run_rungs(gpu_run *run, const assay_trace *request, const assay_trace_op *op, int place)
+{
+    input_ids ids = {.written = false};
+    assay_status st = ASSAY_OK;
+    for (int below = GPU_MOST_RUNGS; below > 0 && st == ASSAY_OK;) {
+        run->ctx.call_variant = below; /* 1 + the highest that may run */
+        st = run_record(run, request, op, place, &ids, &below);
+        run->ctx.call_variant = 0;
+    }
+    return st;
+}
+
+static assay_status run_all(gpu_run *run, const assay_trace *request, const gpu_ops_form *form)
 {
     const int64_t n = assay_trace_n_ops(request, run->comm.rank);
     int64_t open_step = -1;
@@ -129,15 +157,18 @@ static assay_status run_all(gpu_run *run, const assay_trace *request, int place)
         if (open_step >= 0 && op->step != open_step)
             ASSAY_TRY(assay_trace_end_step(run->trace));
         open_step = op->step;
-        ASSAY_TRY(run_record(run, request, op, place));
+        input_ids ids = {.written = false};
+        int variant;
+        ASSAY_TRY(form->every_rung && !gpu_ops_is_collective(op->op)
+                      ? run_rungs(run, request, op, form->place)
+                      : run_record(run, request, op, form->place, &ids, &variant));
     }
     if (open_step >= 0)
         ASSAY_TRY(assay_trace_end_step(run->trace));
     return assay_trace_writer_close(run->trace);
 }
 
-assay_status gpu_ops_verb(const char *request_dir, const char *out, const char *variants, int place,
-                          double collective_timeout)
+assay_status gpu_ops_verb(const char *request_dir, const char *out, const gpu_ops_form *form)
 {
     assay_status st = ASSAY_OK;
     assay_rank_env env;
@@ -154,14 +185,15 @@ assay_status gpu_ops_verb(const char *request_dir, const char *out, const char *
     (void)cudaGetDeviceCount(&devices);
     ASSAY_TRY_GOTO(gpu_ctx_init(&run.ctx, devices > 0 ? env.local_rank % devices : -1, WORKSPACE_BYTES), st,
                    done);
-    ASSAY_TRY_GOTO(gpu_ctx_set_variants(&run.ctx, variants), st, done);
+    ASSAY_TRY_GOTO(gpu_ctx_set_variants(&run.ctx, form->variants), st, done);
     comm_ready = true;
     ASSAY_TRY_GOTO(gpu_comm_create(&run.comm, &env, NULL, true), st, done);
-    gpu_comm_limit(&run.comm, collective_timeout);
-    header = json_pack("{s:s, s:s, s:s}", "engine", run.ctx.simulated ? "sim" : "gpu", "tier",
-                       run.ctx.simulated ? "sim" : "gpu", "device", run.ctx.device_name);
+    gpu_comm_limit(&run.comm, form->collective_timeout);
+    header = json_pack("{s:s, s:s, s:s, s:b}", "engine", run.ctx.simulated ? "sim" : "gpu", "tier",
+                       run.ctx.simulated ? "sim" : "gpu", "device", run.ctx.device_name, "every_rung",
+                       form->every_rung);
     ASSAY_TRY_GOTO(assay_trace_writer_open(&run.trace, out, env.rank, env.world, header, false), st, done);
-    ASSAY_TRY_GOTO(run_all(&run, request, place), st, done);
+    ASSAY_TRY_GOTO(run_all(&run, request, form), st, done);
 done:
     json_decref(header);
     assay_trace_writer_destroy(run.trace);

@@ -14,7 +14,9 @@
 
 typedef struct exact {
     const assay_trace *request, *answer;
-    parity_map *answers; /* "rank|instance" -> index of the answer's operation */
+    parity_map *
+        answers; /* "rank|variant|instance" -> index of the answer's operation; variant -1: the first of the instance */
+    bool every_rung; /* each record was answered by every rung that takes it */
     parity_calls *calls;
     parity_table *table, *bounded; /* exact results; those of random inputs */
     parity_result base;
@@ -75,6 +77,10 @@ static void start(const exact *x, const assay_trace_op *op, const char *slot, pa
     if (is_bounded(op))
         r->check = PARITY_CHECK_LOCAL;
     parity_result_from_op(r, op);
+    if (x->every_rung && !parity_is_collective(op->op)) { /* a claim for each */
+        const size_t room = sizeof r->instance, n = strlen(r->instance);
+        snprintf(r->instance + n, room - n, " k%d", op->variant);
+    }
     r->verdict = PARITY_PASS;
     snprintf(r->tensor, sizeof r->tensor, "%s", slot);
 }
@@ -300,33 +306,61 @@ done:
     return st;
 }
 
-static void answer_key(char out[ASSAY_NAME + 32], int rank, const char *instance)
+enum { ANY_VARIANT = -1, MOST_VARIANTS = 10 };
+
+/* -1: none. */
+static int64_t answer_at(const exact *x, int rank, int variant, const char *instance)
 {
-    snprintf(out, ASSAY_NAME + 32, "%d|%s", rank, instance);
+    char key[ASSAY_NAME + 48];
+    snprintf(key, sizeof key, "%d|%d|%s", rank, variant, instance);
+    return parity_map_get(x->answers, key);
 }
 
 static assay_status index_answers(exact *x)
 {
-    char key[ASSAY_NAME + 32];
+    char key[ASSAY_NAME + 48];
     for (int rank = 0; rank < assay_trace_world(x->answer); rank++) {
         for (int64_t i = 0; i < assay_trace_n_ops(x->answer, rank); i++) {
-            answer_key(key, rank, assay_trace_op_at(x->answer, rank, i)->instance);
-            ASSAY_TRY(parity_map_put(x->answers, key, i));
+            const assay_trace_op *op = assay_trace_op_at(x->answer, rank, i);
+            for (int each = 0; each < 2; each++) {
+                snprintf(key, sizeof key, "%d|%d|%s", rank, each == 0 ? ANY_VARIANT : op->variant,
+                         op->instance);
+                ASSAY_TRY(parity_map_put(x->answers, key, i));
+            }
         }
     }
     return ASSAY_OK;
 }
 
+/* k0 takes every call, so that an answer without it has left a rung out. */
+static assay_status judge_rungs(exact *x, int rank, const assay_trace_op *asked)
+{
+    parity_result r;
+    for (int k = MOST_VARIANTS - 1; k >= 0; k--) {
+        const int64_t at = answer_at(x, rank, k, asked->instance);
+        if (at >= 0)
+            ASSAY_TRY(judge_answer(x, asked, assay_trace_op_at(x->answer, rank, at)));
+    }
+    if (answer_at(x, rank, 0, asked->instance) >= 0)
+        return ASSAY_OK;
+    start(x, asked, "", &r);
+    parity_result_fail(&r, "rank %d did not answer %s with k0, which takes every call", rank,
+                       asked->instance);
+    return parity_table_merge(table_of(x, asked), &r);
+}
+
 static assay_status judge_all(exact *x)
 {
-    char key[ASSAY_NAME + 32];
     for (int rank = 0; rank < assay_trace_world(x->request); rank++) {
         for (int64_t i = 0; i < assay_trace_n_ops(x->request, rank); i++) {
             const assay_trace_op *asked = assay_trace_op_at(x->request, rank, i);
             if (x->taken != NULL && !x->taken(x->user, x->request, asked))
                 continue;
-            answer_key(key, rank, asked->instance);
-            const int64_t at = parity_map_get(x->answers, key);
+            const int64_t at = answer_at(x, rank, ANY_VARIANT, asked->instance);
+            if (at >= 0 && x->every_rung && !parity_is_collective(asked->op)) {
+                ASSAY_TRY(judge_rungs(x, rank, asked));
+                continue;
+            }
             if (at >= 0) {
                 ASSAY_TRY(judge_answer(x, asked, assay_trace_op_at(x->answer, rank, at)));
                 continue;
@@ -340,12 +374,14 @@ static assay_status judge_all(exact *x)
     return ASSAY_OK;
 }
 
-/* Rows of one operation kind and slot: the many sizes of an operation are one claim. */
+/* Rows of one operation kind, rung and slot: the many sizes of an operation are one claim. */
 static void fold(parity_result *r)
 {
     char *dot = strrchr(r->instance, '.');
-    if (dot && (strncmp(r->instance, "exact.", 6) == 0 || strncmp(r->instance, "local.", 6) == 0))
-        *dot = '\0';
+    if (dot == NULL || (strncmp(r->instance, "exact.", 6) != 0 && strncmp(r->instance, "local.", 6) != 0))
+        return;
+    const char *rung = dot + strcspn(dot, " "); /* " k2": stays */
+    memmove(dot, rung, strlen(rung) + 1);
 }
 
 static assay_status flush(const parity_table *table, parity_check check, parity_report *report)
@@ -392,6 +428,7 @@ assay_status parity_check_exact_taken(const char *request_dir, const char *answe
     x.request = request;
     x.answer = answer;
     x.base.check = PARITY_CHECK_EXACT;
+    x.every_rung = json_is_true(json_object_get(assay_trace_header(answer), "every_rung"));
     parity_result_from_trace(&x.base, answer);
     parity_scales_from_trace(answer, &x.scales);
     ASSAY_TRY_GOTO(parity_table_create(&x.table, PARITY_CHECK_EXACT), st, done);

@@ -35,7 +35,8 @@ typedef struct parity_task {
     bool widths;          /* ... at the widths of real models */
     assay_precision precision;
     char layout[ASSAY_LAYOUT_TEXT];
-    char variant[PARITY_VARIANT_TEXT];   /* "fastest", "k0", "attention=k0" */
+    char variant
+        [PARITY_VARIANT_TEXT]; /* "fastest", "k0", "attention=k0"; of the operations alone PARITY_EVERY_RUNG, too */
     char next_layout[ASSAY_LAYOUT_TEXT]; /* the checkpoint is loaded in this one */
     char dir[ASSAY_PATH];                /* scratch folder of this task */
     char case_dir[ASSAY_PATH];           /* model and batch of the case */
@@ -45,6 +46,8 @@ typedef struct parity_task {
 
 /* Names of what is no case, as --case has them: every operation alone; the same at the widths of real models. */
 #define PARITY_OPERATIONS "operations"
+#define PARITY_EVERY_RUNG                                                                                    \
+    "every" /* kernels of the operations alone: each record by every rung that takes it */
 #define PARITY_WIDTHS "widths_operations"
 /* Name of a task's case, or of what it has in place of one. */
 const char *parity_task_name(const parity_task *t);

@@ -76,7 +76,13 @@ assay_status parity_run_check_layouts(parity_run_state *s)
 
 assay_status parity_run_check_variants(const parity_run_state *s)
 {
-    ASSAY_TRY(parity_engine_check_variant(&s->engine, s->o.variant));
+    const bool every = strcmp(s->o.variant, PARITY_EVERY_RUNG) == 0;
+    ASSAY_CHECK(!every || s->n_cases == 0, ASSAY_INVALID_ARGUMENT,
+                "--variant %s: the operations alone run on every rung, a case takes a word for each family "
+                "(name them with --case " PARITY_OPERATIONS ")",
+                s->o.variant);
+    if (!every)
+        ASSAY_TRY(parity_engine_check_variant(&s->engine, s->o.variant));
     for (int i = 0; i < s->n_cases; i++)
         for (int k = 0; k < s->cases[i].n_variants; k++) {
             const assay_status st = parity_engine_check_variant(&s->engine, s->cases[i].variants[k]);

@@ -182,11 +182,12 @@ static assay_status operation_tasks(parity_run_state *s, bool widths)
     for (int p = 0; p < 2; p++) {
         if (!precision_wanted(s, both[p]))
             continue;
-        for (int k = -1; k <= highest; k++) {
-            char word[16] = "fastest";
-            if (k >= 0)
-                snprintf(word, sizeof word, "k%d", k);
-            if (layout_wanted(s, KERNELS_LAYOUT) && (s->o.variant[0] == 0 || strcmp(s->o.variant, word) == 0))
+        for (int k = -2; k <= highest; k++) {
+            char word[16] = PARITY_EVERY_RUNG; /* each record by each rung that takes it, once */
+            if (k >= -1)
+                snprintf(word, sizeof word, k < 0 ? "fastest" : "k%d", k);
+            const bool named = s->o.variant[0] != 0 ? strcmp(s->o.variant, word) == 0 : k == -2;
+            if (layout_wanted(s, KERNELS_LAYOUT) && named)
                 ASSAY_TRY(add_task(s, NULL, widths, both[p], KERNELS_LAYOUT, word, KERNELS_LAYOUT));
         }
         if (!widths && layout_wanted(s, COLLECTIVES_LAYOUT) &&

@@ -337,7 +337,8 @@ static assay_status run_exact(parity_task_state *s)
     ASSAY_TRY(parity_task_request(s->t, request));
     snprintf(request_option, sizeof request_option, "--request=%s", request);
     snprintf(out_option, sizeof out_option, "--out=%s", answer);
-    const char *extra[] = {request_option, out_option, NULL};
+    const bool every = strcmp(s->t->variant, PARITY_EVERY_RUNG) == 0;
+    const char *extra[] = {request_option, out_option, every ? "--every-rung" : NULL, NULL};
     ASSAY_TRY(parity_engine_run(s->e, "ops", &s->train, extra, log, true, s->o->timeout_s, &s->engine_s));
     ASSAY_TRY(judge_operations(s, request, answer));
     lap(s, PARITY_CHECK_EXACT);
@@ -370,8 +371,8 @@ assay_status parity_run_task(const parity_run_options *o, const parity_engine *e
     s.train.save_differing_replicas =
         true; /* the trace is judged, and the checkpoint says what is wrong with it */
     s.train.precision = t->precision;
-    snprintf(s.train.variant, sizeof s.train.variant, "%s",
-             strcmp(t->variant, "fastest") == 0 ? "" : t->variant);
+    const bool no_word = strcmp(t->variant, "fastest") == 0 || strcmp(t->variant, PARITY_EVERY_RUNG) == 0;
+    snprintf(s.train.variant, sizeof s.train.variant, "%s", no_word ? "" : t->variant);
     snprintf(s.train.layout, sizeof s.train.layout, "%s", t->layout);
     if (t->c == NULL)
         return run_exact(&s);

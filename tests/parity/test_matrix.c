@@ -238,15 +238,31 @@ Test(matrix, tasks_side_by_side_fit_into_memory)
     destroy(s);
 }
 
-Test(matrix, operations_run_with_every_kernel_in_both_precisions)
+/* Tasks of the operations on one rank with --variant word (NULL: none) that run `kernels`. */
+static int operation_tasks_of(const char *word, const char *kernels)
 {
     parity_run_state *s = state_of("pairwise");
     int n = 0;
+    if (word != NULL)
+        snprintf(s->o.variant, sizeof s->o.variant, "%s", word);
     cr_assert_eq(parity_run_make_tasks(s), ASSAY_OK);
     for (int i = 0; i < s->n_tasks; i++)
-        n += s->tasks[i].c == NULL && strcmp(s->tasks[i].layout, "1") == 0;
-    cr_expect_eq(n, 2 * 4, "fastest, k0, k1, k2; found %d tasks", n);
+        n += s->tasks[i].c == NULL && strcmp(s->tasks[i].layout, "1") == 0 &&
+             strcmp(s->tasks[i].variant, kernels) == 0;
     destroy(s);
+    return n;
+}
+
+Test(matrix, operations_run_with_every_kernel_in_both_precisions)
+{
+    static const char *const words[] = {"fastest", "k0", "k1", "k2"}; /* the engine's highest */
+    cr_expect_eq(operation_tasks_of(NULL, "every"), 2);
+    cr_expect_eq(operation_tasks_of("every", "every"), 2);
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+        cr_expect_eq(operation_tasks_of(NULL, words[i]), 0, "%s", words[i]);
+        cr_expect_eq(operation_tasks_of(words[i], words[i]), 2, "%s", words[i]);
+    }
+    cr_expect_eq(operation_tasks_of("k3", "k3"), 0);
 }
 
 /* Whether an earlier start in `order` shares the case (operations: the same kind), and with `precision` the precision as well, of the k-th. */

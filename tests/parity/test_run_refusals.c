@@ -195,6 +195,7 @@ Test(run_refusals, options_that_cannot_be)
         {"nowhere.json", {"nowhere.json", "No such file"}},
         {"--case operations --fault skip_all_reduce", {"--fault: has no meaning for the operations alone"}},
         {"--case operations --lr 1e-3", {"--lr: has no meaning for the operations alone"}},
+        {"--case llama --variant every", {"--variant every: the operations alone", "--case operations"}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         refuse(cases[i].arguments, cases[i].arguments,
