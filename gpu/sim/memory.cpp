@@ -58,6 +58,8 @@ struct heap {
     size_t used[64] = {};
     std::atomic<int> devices{0}; /* that have ever had memory, 2 for two or more */
     std::atomic<int> open{0};    /* memory_access */
+    std::atomic<bool> touched{
+        true}; /* work has run that might have left its blocks, since all guards were last seen */
     int only = -1;
 };
 
@@ -480,6 +482,11 @@ int memory_reachable(const void *ptr, size_t bytes, int device)
     return kind != MEMORY_DEVICE ? 2 : owner == device ? 1 : 0;
 }
 
+void memory_touched()
+{
+    the_heap().touched = true;
+}
+
 bool memory_guards_intact(const char *after)
 {
     heap &h = the_heap();
@@ -487,11 +494,15 @@ bool memory_guards_intact(const char *after)
     memory_access(+1);
     {
         std::lock_guard<std::mutex> hold(h.lock);
+        const bool all = h.touched.exchange(false);
         for (auto it = h.blocks.begin(); it != h.blocks.end() && intact; ++it) {
-            intact = it->second.raw == nullptr || guards_intact(it->first, it->second, after);
+            const bool asked = it->second.raw != nullptr && (all || it->second.kind != MEMORY_DEVICE);
+            intact = !asked || guards_intact(it->first, it->second, after);
             if (!intact)
                 fill_guards(it->second); /* repaired, so that one stray write is reported once */
         }
+        if (!intact)
+            h.touched = true;
     }
     memory_access(-1);
     return intact;

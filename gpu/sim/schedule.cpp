@@ -241,6 +241,8 @@ static assay_sim_step step(CUstream_st *s)
     if (head.kind == OP_WORK) {
         race_work(s->clock, static_cast<uint64_t>(s->device) << 48 | s->id, head.box->work.name);
         memory_access(+1);
+        if (!transfer_within_bounds(head.box->work.step))
+            memory_touched();
         result = head.box->work.step(head.box->work.state);
         memory_access(-1);
     } else if (head.kind == OP_RECORD) {

@@ -99,7 +99,12 @@ memory_kind memory_find(const void *ptr, size_t *offset, size_t *bytes, int *dev
 int memory_reachable(const void *ptr, size_t bytes, int device);
 bool memory_on_several_devices(); /* false: whose memory it is need not be asked */
 bool memory_contains(const void *ptr, size_t bytes, memory_kind *kind);
-/* false, after a report that names the block and `after` (what ran last), when a guard was overwritten. */
+/* Whether the work is a copy or a fill, whose bounds were checked when it was enqueued. */
+bool transfer_within_bounds(assay_sim_step (*step)(void *));
+/* Work is about to run that is no copy within checked bounds. */
+void memory_touched();
+/* false, after a report that names the block and `after` (what ran last), when a guard was overwritten.  Of a device's blocks nothing is
+ * asked where no such work has run since they were all whole; the host writes to the others as it likes. */
 bool memory_guards_intact(const char *after);
 /* device_private: opens device memory for work of a stream (+1) and closes it behind (-1); calls nest. */
 void memory_access(int step);

@@ -33,7 +33,7 @@ void assay_sim_switch(stop_point *save, stop_point to);
 /* Begins at entry, which does not return, on the stack that ends at top. */
 stop_point stop_make(char *top, size_t bytes, void (*entry)());
 
-constexpr unsigned lanes = 32;
+constexpr unsigned lanes = 32, turns_of_warp = 64;
 
 enum thread_state : unsigned char { FRESH, READY, AT_BLOCK, AT_WARP, EXITED };
 
@@ -130,6 +130,7 @@ struct worker {
     volatile bool spinning; /* the watchdog asks it to give up */
     int watched;
     uint64_t turns;    /* how often threads have switched */
+    unsigned meetings; /* of lanes */
     cudaError_t error; /* when failed */
     cudaError_t hurt_by;
     const void *hurt_at[16]; /* where, each place once */

@@ -120,6 +120,16 @@ static void call(worker &w, unsigned k, const warp_group &g)
     race_warp(w, k, 0xffffffffu);
 }
 
+/* A warp whose lanes have met goes on before the others get their turns, while their stacks are in the nearest cache; now and then the
+ * others do, because it may wait for them in a loop. */
+static void warp_goes_on(worker &w, unsigned k)
+{
+    if (config().order == ASSAY_SIM_ORDER_RANDOM || ++w.meetings % turns_of_warp == 0)
+        return;
+    const unsigned behind = (k + 1) * lanes;
+    w.position = config().order == ASSAY_SIM_ORDER_FORWARD ? k * lanes : behind < w.n ? w.n - behind : 0;
+}
+
 /* All lanes of the group have arrived: every lane's result is computed here, before anyone can post the next
  * value, and all go on. */
 static void warp_complete(worker &w, unsigned k, const warp_group &g)
@@ -146,6 +156,7 @@ static void warp_complete(worker &w, unsigned k, const warp_group &g)
             ++w.runnable;
         }
     }
+    warp_goes_on(w, k);
 }
 
 [[noreturn]] static void report_divergence(worker &w, const warp_group &g, unsigned mask, int line,

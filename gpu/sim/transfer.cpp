@@ -157,6 +157,11 @@ static cudaError_t fill(const char *name, void *dst, size_t pitch, int value, si
     return assay_sim_enqueue(stream, &work);
 }
 
+bool transfer_within_bounds(assay_sim_step (*step)(void *))
+{
+    return step == copy_step || step == fill_step;
+}
+
 static assay_sim_step free_step(void *state)
 {
     return memory_release(state, MEMORY_DEVICE) == cudaSuccess ? ASSAY_SIM_DONE : ASSAY_SIM_FAILED;

@@ -59,3 +59,36 @@ Test(sim_lanes, sums_of_lanes)
     compare<32>(wide);
     compare<32>(whole);
 }
+
+/* The warp that runs first waits for one that has not begun, in a loop of intrinsics of its own lanes. */
+__global__ void waits_for_a_later_warp(volatile int *flag, int *rounds, int waits)
+{
+    if (static_cast<int>(threadIdx.x) / 32 != waits) {
+        *flag = 1;
+        return;
+    }
+    int n = 0;
+    while (__shfl_sync(0xffffffffu, *flag, 0) == 0)
+        ++n;
+    rounds[threadIdx.x % 32] = n;
+}
+
+Test(sim_lanes, a_warp_that_goes_on_lets_the_others_run)
+{
+    int *flag = nullptr, *rounds = nullptr, found[32];
+    cr_assert(cudaMalloc(&flag, sizeof *flag) == cudaSuccess &&
+              cudaMalloc(&rounds, sizeof found) == cudaSuccess);
+    for (int waits = 0; waits < 2; ++waits) { /* the first warp in either order of threads */
+        assay_sim_set_order(waits == 0 ? ASSAY_SIM_ORDER_FORWARD : ASSAY_SIM_ORDER_REVERSE, 0);
+        cr_assert_eq(cudaMemset(flag, 0, sizeof *flag), cudaSuccess);
+        cr_assert_eq(GPU_LAUNCH(waits_for_a_later_warp, 1, 64, 0, nullptr, flag, rounds, waits), cudaSuccess);
+        cr_assert_eq(cudaMemcpy(found, rounds, sizeof found, cudaMemcpyDeviceToHost), cudaSuccess);
+        for (int l = 0; l < 32; ++l) {
+            cr_expect_eq(found[l], found[0], "lanes leave a loop of theirs together");
+            cr_expect_lt(found[l], 1000);
+        }
+    }
+    assay_sim_set_order(ASSAY_SIM_ORDER_FORWARD, 0);
+    cudaFree(rounds);
+    cudaFree(flag);
+}
