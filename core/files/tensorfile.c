@@ -16,10 +16,7 @@
 
 #define MAX_HEADER_BYTES ((uint64_t)100000000)
 
-typedef struct entry {
-    assay_tensor_info info;
-    int64_t begin, end;
-} entry;
+typedef assay_tensor_entry entry;
 
 static int compare_entries(const void *pa, const void *pb)
 {
@@ -161,34 +158,55 @@ static assay_status append_infos(assay_tensorfile *f, entry *entries, int64_t n,
     return ASSAY_OK;
 }
 
-static assay_status read_header(assay_tensorfile *f, assay_mapping *m, json_t *header, size_t header_bytes)
+static assay_status read_header(json_t *header, assay_tensor_header *h)
 {
-    assay_status st = ASSAY_OK;
     json_t *metadata = json_object_get(header, "__metadata__");
     const int64_t capacity = (int64_t)json_object_size(header);
-    int64_t n = 0;
-    entry *entries = calloc((size_t)capacity + 1, sizeof *entries);
-    ASSAY_CHECK(entries, ASSAY_OUT_OF_MEMORY, "out of memory for %lld tensors", (long long)capacity);
-    ASSAY_TRY_GOTO(check_metadata(metadata), st, done);
+    h->entries = calloc((size_t)capacity + 1, sizeof *h->entries);
+    ASSAY_CHECK(h->entries, ASSAY_OUT_OF_MEMORY, "out of memory for %lld tensors", (long long)capacity);
+    ASSAY_TRY(check_metadata(metadata));
     for (void *it = json_object_iter(header); it; it = json_object_iter_next(header, it)) {
         const char *name = json_object_iter_key(it);
         if (strcmp(name, "__metadata__") == 0)
             continue;
-        entry *e = &entries[n];
+        entry *e = &h->entries[h->n];
         e->info.name = strdup(name);
-        ASSAY_CHECK_GOTO(e->info.name, ASSAY_OUT_OF_MEMORY, st, done, "out of memory for a tensor name");
-        n++;
-        ASSAY_TRY_GOTO(read_entry(json_object_iter_value(it), e), st, done);
+        ASSAY_CHECK(e->info.name, ASSAY_OUT_OF_MEMORY, "out of memory for a tensor name");
+        h->n++;
+        ASSAY_TRY(read_entry(json_object_iter_value(it), e));
     }
-    qsort(entries, (size_t)n, sizeof *entries, compare_entries);
-    ASSAY_TRY_GOTO(check_layout(entries, n, m->file.bytes - 8 - header_bytes), st, done);
-    ASSAY_TRY_GOTO(append_infos(f, entries, n, (const uint8_t *)m->file.base + 8 + header_bytes), st, done);
     if (json_is_object(metadata))
-        m->metadata = json_incref(metadata);
-done:
-    for (int64_t i = 0; i < n; i++)
-        free((char *)(uintptr_t)entries[i].info.name);
-    free(entries);
+        h->metadata = json_incref(metadata);
+    return ASSAY_OK;
+}
+
+static assay_status take_header(assay_tensorfile *f, assay_mapping *m, assay_tensor_header *h,
+                                size_t header_bytes)
+{
+    qsort(h->entries, (size_t)h->n, sizeof *h->entries, compare_entries);
+    ASSAY_TRY(check_layout(h->entries, h->n, m->file.bytes - 8 - header_bytes));
+    ASSAY_TRY(append_infos(f, h->entries, h->n, (const uint8_t *)m->file.base + 8 + header_bytes));
+    m->metadata = json_incref(h->metadata);
+    return ASSAY_OK;
+}
+
+static assay_status parse_header(const char *text, size_t n, assay_tensor_header *h)
+{
+    json_t *header = NULL;
+    assay_status st = assay_json_parse(&header, text, n, "header");
+    if (st != ASSAY_OK) {
+        const char *message = assay_error_message();
+        if (strstr(message, "unable to decode byte"))
+            return assay_context(st, "InvalidHeader");
+        if (strstr(message, "too big") && strstr(message, "integer"))
+            return assay_context(st, "InvalidHeaderDeserialization: a number overflows int64");
+        return assay_context(st, "InvalidHeaderDeserialization");
+    }
+    if (json_is_object(header))
+        st = read_header(header, h);
+    else
+        st = ASSAY_ERROR(ASSAY_FORMAT, "InvalidHeaderDeserialization: the header must be a JSON object");
+    json_decref(header);
     return st;
 }
 
@@ -206,21 +224,13 @@ static assay_status parse_mapping(assay_tensorfile *f, assay_mapping *m)
     ASSAY_CHECK(n <= m->file.bytes - 8, ASSAY_FORMAT,
                 "InvalidHeaderLength: the header says it has %llu bytes, the file has %zu behind its length",
                 (unsigned long long)n, m->file.bytes - 8);
-    json_t *header = NULL;
-    assay_status st = assay_json_parse(&header, (const char *)base + 8, (size_t)n, "header");
-    if (st != ASSAY_OK) {
-        const char *message = assay_error_message();
-        if (strstr(message, "unable to decode byte"))
-            return assay_context(st, "InvalidHeader");
-        if (strstr(message, "too big") && strstr(message, "integer"))
-            return assay_context(st, "InvalidHeaderDeserialization: a number overflows int64");
-        return assay_context(st, "InvalidHeaderDeserialization");
-    }
-    if (json_is_object(header))
-        st = read_header(f, m, header, (size_t)n);
-    else
-        st = ASSAY_ERROR(ASSAY_FORMAT, "InvalidHeaderDeserialization: the header must be a JSON object");
-    json_decref(header);
+    const char *text = (const char *)base + 8;
+    assay_tensor_header h = {0};
+    assay_status st =
+        assay_tensor_header_from_text(text, (size_t)n, &h) ? ASSAY_OK : parse_header(text, (size_t)n, &h);
+    if (st == ASSAY_OK)
+        st = take_header(f, m, &h, (size_t)n);
+    assay_tensor_header_free(&h);
     return st;
 }
 

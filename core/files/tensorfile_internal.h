@@ -21,6 +21,20 @@ struct assay_tensorfile {
     assay_tensor_info *infos; /* names are owned */
 };
 
+/* A header before its layout is checked: the tensors and where their bytes lie. */
+typedef struct assay_tensor_entry {
+    assay_tensor_info info; /* its name is owned */
+    int64_t begin, end;
+} assay_tensor_entry;
+typedef struct assay_tensor_header {
+    assay_tensor_entry *entries;
+    int64_t n;
+    json_t *metadata; /* NULL: none */
+} assay_tensor_header;
+void assay_tensor_header_free(assay_tensor_header *h);
+/* tensorfile_text.c: true where the text is as our own writer puts it; false leaves *h empty and sets no error. */
+bool assay_tensor_header_from_text(const char *text, size_t bytes, assay_tensor_header *h);
+
 /* Maps and validates one file; appends its tensors to f->infos (unsorted). */
 assay_status assay_tensorfile_map(assay_tensorfile *f, const char *path);
 /* Adds all shards that the index file `index_path` names; they lie beside it.  Keys must match both ways. */

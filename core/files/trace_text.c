@@ -1,116 +1,58 @@
 /* Records as our own writer puts them, read without a JSON tree: a trace has ten thousands of them.  Anything else
  * that is legal, and everything that is not, is left to the JSON reader (trace_record.c), which says what is wrong. */
+#include "core/base/json_cursor.h"
 #include "core/files/trace_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct cursor {
-    const char *at, *end;
-    bool good; /* so far it is what the writer writes */
-} cursor;
-
-/* Takes `word` if it comes next. */
-static bool next_is(cursor *c, const char *word)
-{
-    const size_t n = strlen(word);
-    if (!c->good || (size_t)(c->end - c->at) < n || memcmp(c->at, word, n) != 0)
-        return false;
-    c->at += n;
-    return true;
-}
-
-static void expect(cursor *c, const char *word)
-{
-    c->good = next_is(c, word);
-}
-
-/* A number of at most 18 digits, as JSON writes it. */
-static int64_t integer(cursor *c)
-{
-    const bool minus = next_is(c, "-");
-    const char *first = c->at;
-    int64_t value = 0;
-    while (c->good && c->at < c->end && *c->at >= '0' && *c->at <= '9' && c->at - first < 18)
-        value = 10 * value + (*c->at++ - '0');
-    c->good = c->good && c->at > first && (*first != '0' || (c->at == first + 1 && !minus));
-    return minus ? -value : value;
-}
-
-/* The rest of a string, printable ASCII without an escape. */
-static void string(cursor *c, char *out, size_t capacity)
-{
-    size_t n = 0;
-    while (c->good && c->at < c->end && *c->at >= ' ' && *c->at <= '~' && *c->at != '"' && *c->at != '\\' &&
-           n + 1 < capacity)
-        out[n++] = *c->at++;
-    out[n] = '\0';
-    expect(c, "\"");
-}
-
-/* "[1,2]" */
-static int integers(cursor *c, int64_t *out, int capacity)
-{
-    int n = 0;
-    expect(c, "[");
-    while (c->good && !next_is(c, "]")) {
-        if (n > 0)
-            expect(c, ",");
-        if (n == capacity)
-            c->good = false;
-        else
-            out[n++] = integer(c);
-    }
-    return n;
-}
-
 /* "[[[0,2],[6,2]],[[0,8]]]" */
-static void segments(cursor *c, assay_shard *s)
+static void segments(assay_cursor *c, assay_shard *s)
 {
-    expect(c, "[");
+    assay_cursor_expect(c, "[");
     for (int d = 0; d < s->ndim && c->good; d++) {
         if (d > 0)
-            expect(c, ",");
-        expect(c, "[");
+            assay_cursor_expect(c, ",");
+        assay_cursor_expect(c, "[");
         assay_segment read[ASSAY_MAX_SEGMENTS];
         int n_read = 0;
-        while (c->good && !next_is(c, "]")) {
+        while (c->good && !assay_cursor_is(c, "]")) {
             int64_t pair[2] = {0, 0};
             if (n_read > 0)
-                expect(c, ",");
-            const int n = integers(c, pair, 2);
+                assay_cursor_expect(c, ",");
+            const int n = assay_cursor_integers(c, pair, 2);
             c->good = c->good && n == 2 && n_read < ASSAY_MAX_SEGMENTS;
             if (c->good)
                 read[n_read++] = (assay_segment){pair[0], pair[1]};
         }
         assay_shard_set(s, d, read, n_read);
     }
-    expect(c, "]");
+    assay_cursor_expect(c, "]");
 }
 
-static void shard(cursor *c, assay_shard *s)
+static void shard(assay_cursor *c, assay_shard *s)
 {
     int64_t shape[ASSAY_MAX_DIMS];
-    const int ndim = integers(c, shape, ASSAY_MAX_DIMS);
+    const int ndim = assay_cursor_integers(c, shape, ASSAY_MAX_DIMS);
     for (int d = 0; d < ndim; d++)
         c->good = c->good && shape[d] >= 0;
     if (!c->good)
         return;
     assay_shard_whole(s, shape, ndim);
-    if (!next_is(c, ",\"local_shape\":"))
+    if (!assay_cursor_is(c, ",\"local_shape\":"))
         return;
-    const int local = integers(c, s->local_shape, ASSAY_MAX_DIMS);
+    const int local = assay_cursor_integers(c, s->local_shape, ASSAY_MAX_DIMS);
     c->good = c->good && local == ndim;
     for (int d = 0; d < ndim; d++)
         c->good = c->good && s->local_shape[d] >= 0;
-    expect(c, ",\"segments\":");
+    assay_cursor_expect(c, ",\"segments\":");
     segments(c, s);
 }
 
-static void phase(cursor *c, assay_phase *out)
+static void phase(assay_cursor *c, assay_phase *out)
 {
     char text[32];
-    string(c, text, sizeof text);
+    assay_cursor_string(c, text, sizeof text);
     int k = 0;
     while (k < ASSAY_PHASE_COUNT && strcmp(text, assay_phase_name((assay_phase)k)) != 0)
         k++;
@@ -118,67 +60,56 @@ static void phase(cursor *c, assay_phase *out)
     *out = (assay_phase)k;
 }
 
-static void dtype(cursor *c, assay_dtype *out)
-{
-    char text[32];
-    string(c, text, sizeof text);
-    int k = 0;
-    while (k < ASSAY_DTYPE_COUNT && strcmp(text, assay_dtype_name((assay_dtype)k)) != 0)
-        k++;
-    c->good = c->good && k < ASSAY_DTYPE_COUNT;
-    *out = (assay_dtype)k;
-}
-
-static void kind(cursor *c, assay_piece_kind *out)
+static void kind(assay_cursor *c, assay_piece_kind *out)
 {
     char text[16];
     int k = 0;
     *out = ASSAY_PIECE_SHARD;
-    if (!next_is(c, ",\"kind\":\""))
+    if (!assay_cursor_is(c, ",\"kind\":\""))
         return;
-    string(c, text, sizeof text);
+    assay_cursor_string(c, text, sizeof text);
     while (k <= ASSAY_PIECE_LOCAL && strcmp(text, assay_piece_kind_name((assay_piece_kind)k)) != 0)
         k++;
     c->good = c->good && k <= ASSAY_PIECE_LOCAL;
     *out = (assay_piece_kind)k;
 }
 
-static void members(cursor *c, assay_trace_tensor *t)
+static void members(assay_cursor *c, assay_trace_tensor *t)
 {
-    expect(c, "{\"type\":\"tensor\",\"id\":");
-    t->id = integer(c);
-    expect(c, ",\"name\":\"");
-    string(c, t->name, sizeof t->name);
-    expect(c, ",\"phase\":\"");
+    assay_cursor_expect(c, "{\"type\":\"tensor\",\"id\":");
+    t->id = assay_cursor_integer(c);
+    assay_cursor_expect(c, ",\"name\":\"");
+    assay_cursor_string(c, t->name, sizeof t->name);
+    assay_cursor_expect(c, ",\"phase\":\"");
     phase(c, &t->phase);
-    expect(c, ",\"step\":");
-    t->step = integer(c);
-    expect(c, ",\"microbatch\":");
-    t->microbatch = integer(c);
-    expect(c, ",\"dtype\":\"");
-    dtype(c, &t->dtype);
-    expect(c, ",\"global_shape\":");
+    assay_cursor_expect(c, ",\"step\":");
+    t->step = assay_cursor_integer(c);
+    assay_cursor_expect(c, ",\"microbatch\":");
+    t->microbatch = assay_cursor_integer(c);
+    assay_cursor_expect(c, ",\"dtype\":\"");
+    assay_cursor_dtype(c, &t->dtype);
+    assay_cursor_expect(c, ",\"global_shape\":");
     shard(c, &t->shard);
     kind(c, &t->kind);
-    if (next_is(c, ",\"partial_group\":\""))
-        string(c, t->partial_group, sizeof t->partial_group);
-    if (next_is(c, ",\"rows_id\":")) {
-        t->rows_id = integer(c);
+    if (assay_cursor_is(c, ",\"partial_group\":\""))
+        assay_cursor_string(c, t->partial_group, sizeof t->partial_group);
+    if (assay_cursor_is(c, ",\"rows_id\":")) {
+        t->rows_id = assay_cursor_integer(c);
         c->good = c->good && t->rows_id >= 0;
     }
-    t->has_scale = next_is(c, ",\"scale\":");
+    t->has_scale = assay_cursor_is(c, ",\"scale\":");
     if (t->has_scale) {
-        t->scale_id = integer(c);
+        t->scale_id = assay_cursor_integer(c);
         c->good = c->good && t->scale_id >= 0;
     }
-    expect(c, ",\"hash\":\"");
-    string(c, t->hash, sizeof t->hash);
-    expect(c, "}");
+    assay_cursor_expect(c, ",\"hash\":\"");
+    assay_cursor_string(c, t->hash, sizeof t->hash);
+    assay_cursor_expect(c, "}");
 }
 
 bool assay_trace_tensor_from_text(const char *text, size_t bytes, assay_trace_tensor *t)
 {
-    cursor c = {.at = text, .end = text + bytes, .good = true};
+    assay_cursor c = {.at = text, .end = text + bytes, .good = true};
     *t = (assay_trace_tensor){.id = -1, .rows_id = -1, .scale_id = -1};
     members(&c, t);
     if (!c.good || c.at != c.end || t->id < 0 || strlen(t->hash) != ASSAY_HASH_HEX - 1 ||
@@ -232,22 +163,22 @@ static const struct known *find_part(const assay_trace_parts *p, const char *tex
 }
 
 /* `{"x":12,"weight":3}`, each name once. */
-static void op_slots(cursor *c, assay_trace_slot *slots, int *n)
+static void op_slots(assay_cursor *c, assay_trace_slot *slots, int *n)
 {
     *n = 0;
-    expect(c, "{");
-    while (c->good && !next_is(c, "}")) {
+    assay_cursor_expect(c, "{");
+    while (c->good && !assay_cursor_is(c, "}")) {
         if (*n > 0)
-            expect(c, ",");
-        expect(c, "\"");
+            assay_cursor_expect(c, ",");
+        assay_cursor_expect(c, "\"");
         if (*n == ASSAY_MAX_SLOTS) {
             c->good = false;
             return;
         }
         assay_trace_slot *s = &slots[*n];
-        string(c, s->slot, sizeof s->slot);
-        expect(c, ":");
-        s->tensor = integer(c);
+        assay_cursor_string(c, s->slot, sizeof s->slot);
+        assay_cursor_expect(c, ":");
+        s->tensor = assay_cursor_integer(c);
         c->good = c->good && s->slot[0] != '\0';
         for (int i = 0; i < *n; i++)
             c->good = c->good && strcmp(slots[i].slot, s->slot) != 0;
@@ -259,21 +190,21 @@ static void op_slots(cursor *c, assay_trace_slot *slots, int *n)
 static bool op_line(const char *text, size_t bytes, assay_trace_op *op, const char **part, size_t *part_bytes)
 {
     static const char inputs[] = ",\"inputs\":";
-    cursor c = {.at = text, .end = text + bytes, .good = true};
-    expect(&c, "{\"type\":\"op\",\"sequence\":");
-    op->sequence = integer(&c);
-    expect(&c, ",\"op\":\"");
-    string(&c, op->op, sizeof op->op);
-    expect(&c, ",\"instance\":\"");
-    string(&c, op->instance, sizeof op->instance);
-    expect(&c, ",\"phase\":\"");
+    assay_cursor c = {.at = text, .end = text + bytes, .good = true};
+    assay_cursor_expect(&c, "{\"type\":\"op\",\"sequence\":");
+    op->sequence = assay_cursor_integer(&c);
+    assay_cursor_expect(&c, ",\"op\":\"");
+    assay_cursor_string(&c, op->op, sizeof op->op);
+    assay_cursor_expect(&c, ",\"instance\":\"");
+    assay_cursor_string(&c, op->instance, sizeof op->instance);
+    assay_cursor_expect(&c, ",\"phase\":\"");
     phase(&c, &op->phase);
-    expect(&c, ",\"step\":");
-    op->step = integer(&c);
-    expect(&c, ",\"microbatch\":");
-    op->microbatch = integer(&c);
-    expect(&c, ",\"variant\":");
-    const int64_t variant = integer(&c);
+    assay_cursor_expect(&c, ",\"step\":");
+    op->step = assay_cursor_integer(&c);
+    assay_cursor_expect(&c, ",\"microbatch\":");
+    op->microbatch = assay_cursor_integer(&c);
+    assay_cursor_expect(&c, ",\"variant\":");
+    const int64_t variant = assay_cursor_integer(&c);
     op->variant = (int)variant;
     if (!c.good || op->sequence < 0 || op->op[0] == '\0' || op->step < 0 || op->microbatch < -1 ||
         variant < 0 || variant > INT32_MAX)
@@ -287,9 +218,9 @@ static bool op_line(const char *text, size_t bytes, assay_trace_op *op, const ch
     *part_bytes = (size_t)(tail - c.at);
     c.at = tail + sizeof inputs - 1;
     op_slots(&c, op->inputs, &op->n_inputs);
-    expect(&c, ",\"outputs\":");
+    assay_cursor_expect(&c, ",\"outputs\":");
     op_slots(&c, op->outputs, &op->n_outputs);
-    expect(&c, "}");
+    assay_cursor_expect(&c, "}");
     return c.good && c.at == c.end;
 }
 
