@@ -1,12 +1,12 @@
-/* Headers as our own writer puts them, read without a JSON tree: a rank of a traced step has a thousand tensors.  Names ascend there, so
- * that none comes twice.  Anything else that is legal, and everything that is not, is left to the JSON reader (tensorfile.c), which says
+/* Headers as our own writer puts them, read without a JSON tree: a rank of a traced step has a thousand tensors.  Anything else that is legal, and everything that is not, is left to the JSON reader (tensorfile.c), which says
  * what is wrong. */
+#include "core/base/hash.h"
 #include "core/base/json_cursor.h"
 #include "core/files/tensorfile_internal.h"
 
 #include <stdlib.h>
 
-enum { NAME_ROOM = 4096, FIRST_ROOM = 64 };
+enum { NAME_ROOM = 4096, FIRST_ROOM = 64, MOST_STEPS = 64 };
 
 /* {"format":"pt"} */
 static void metadata(assay_cursor *c, json_t **out)
@@ -55,16 +55,34 @@ static bool grow(assay_tensor_header *h, int64_t *room)
     return true;
 }
 
+/* Whether no name comes twice.  Of names that somebody chose to fall into one place it says no. */
+static bool distinct(const assay_tensor_header *h)
+{
+    size_t room = 16;
+    while (room < 2 * (size_t)h->n)
+        room *= 2;
+    const char **seen = calloc(room, sizeof *seen);
+    bool all = seen != NULL;
+    for (int64_t i = 0; i < h->n && all; i++) {
+        const char *name = h->entries[i].info.name;
+        size_t at = (size_t)assay_name_hash(name) & (room - 1);
+        for (int steps = 0; steps < MOST_STEPS && seen[at] != NULL && strcmp(seen[at], name) != 0; steps++)
+            at = (at + 1) & (room - 1);
+        all = seen[at] == NULL;
+        seen[at] = name;
+    }
+    free(seen);
+    return all;
+}
+
 static void tensors(assay_cursor *c, assay_tensor_header *h)
 {
     char name[NAME_ROOM];
     int64_t room = 0;
     while (c->good && !assay_cursor_is(c, "}")) {
-        const char *before = h->n > 0 ? h->entries[h->n - 1].info.name : "";
         assay_cursor_expect(c, h->n > 0 || h->metadata != NULL ? ",\"" : "\"");
         assay_cursor_string(c, name, sizeof name);
-        c->good = c->good && (h->n == 0 || strcmp(before, name) < 0) && strcmp(name, "__metadata__") != 0 &&
-                  grow(h, &room);
+        c->good = c->good && strcmp(name, "__metadata__") != 0 && grow(h, &room);
         if (!c->good)
             return;
         assay_tensor_entry *e = &h->entries[h->n];
@@ -94,7 +112,7 @@ bool assay_tensor_header_from_text(const char *text, size_t bytes, assay_tensor_
     if (assay_cursor_is(&c, "\"__metadata__\":"))
         metadata(&c, &h->metadata);
     tensors(&c, h);
-    if (c.good && c.at == c.end)
+    if (c.good && c.at == c.end && distinct(h))
         return true;
     assay_tensor_header_free(h);
     return false;

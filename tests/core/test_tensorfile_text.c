@@ -24,6 +24,7 @@ Test(tensorfile_text, takes_what_the_writer_writes)
                                         "{}    ",
                                         "{" A "}",
                                         "{" A "," B "} ",
+                                        "{" B "," A "}",
                                         "{\"__metadata__\":{}," A "}",
                                         "{\"__metadata__\":{\"format\":\"pt\",\"by\":\"assay\"}," A "," B "}",
                                         "{\"__metadata__\":{\"format\":\"pt\"}}"};
@@ -46,8 +47,8 @@ Test(tensorfile_text, leaves_all_else_to_the_json_reader)
         "{," A "}",
         "{" A " ," B "}",
         "{" A "}}",
-        "{" B "," A "}", /* names descend */
-        "{" A "," A "}", /* twice: the JSON reader refuses it */
+        "{" A "," A "}",
+        "{" A "," B "," A "}", /* twice: the JSON reader refuses it */
         "{\"__metadata__\":{\"a\":\"1\",\"a\":\"2\"}," A "}",
         "{\"__metadata__\":{\"a\":1}," A "}",
         "{\"__metadata__\":null," A "}",
