@@ -119,7 +119,7 @@ void jump_to_scheduler(worker &w, stop_point *slot, void **fake)
 
 /* --- reports ------------------------------------------------------------------------------------------------ */
 
-[[noreturn]] static void report_exit(worker &w)
+[[noreturn]] static __attribute__((noinline)) void report_exit(worker &w)
 {
     unsigned waiting = 0, gone = 0;
     for (unsigned t = w.n; t-- > 0;) {
@@ -158,7 +158,7 @@ static void describe(const worker &w, unsigned t, char *text, size_t bytes)
 }
 
 /* Nobody can run and not all have ended: some warp waits for lanes that will never come. */
-[[noreturn]] static void report_deadlock(worker &w)
+[[noreturn]] static __attribute__((noinline)) void report_deadlock(worker &w)
 {
     for (unsigned k = 0; k * lanes < w.n; ++k) {
         const warp &p = w.warps[k];
@@ -217,6 +217,11 @@ void advance(worker &w, bool ended)
         w.position = 0;
     }
     t = w.order[w.position++];
+    if (w.position < w.n) { /* where the next one stopped: nobody has touched its stack for a round */
+        const char *at = static_cast<const char *>(w.fibers[w.order[w.position]].at);
+        for (int line = 0; line < 4; ++line)
+            __builtin_prefetch(at + line * 64);
+    }
     w.current = t;
     if (t == me && !ended)
         return;
@@ -320,15 +325,22 @@ void other_place(int here, int there, const call_path &here_by, const call_path 
         snprintf(text, bytes, "in line %d", line_of(there));
 }
 
-static int block_barrier(worker &w, int op, int predicate, int line, const void *pc, const void *stack)
+[[noreturn]] static __attribute__((noinline)) void report_barrier(worker &w, int line, const call_path &path)
 {
-    fiber &f = w.fibers[w.current];
-    if (w.looping)
-        report_promise(w, "block barrier", line);
-    if (hurt(w))
-        leave_block(w);
-    if (w.tracing)
-        shared_trace(w, "when it reached this line", line);
+    const uint3 a = w.fibers[w.first].id;
+    char there[512];
+    other_place(line, w.line, path, w.path, there, sizeof there);
+    assay_sim_report("divergent barrier",
+                     WHERE "arrives at this block barrier while thread (%u,%u,%u) waits at the one %s",
+                     WHERE_ARGS(w, w.fibers[w.current].id, line), a.x, a.y, a.z, there);
+    abandon(w);
+}
+
+/* The place of this thread is that of the first to arrive.  On its own, like the report: what a thread keeps on its stack while it waits is
+ * read again when it goes on, and there are as many stacks as threads. */
+static __attribute__((noinline)) void barrier_place(worker &w, int op, int line, const void *pc,
+                                                    const void *stack)
+{
     call_path path;
     path_from(w, pc, stack, &path);
     if (w.arrived == 0) {
@@ -337,15 +349,20 @@ static int block_barrier(worker &w, int op, int predicate, int line, const void 
         w.op = op;
         w.path = path;
     } else if (line != w.line || op != w.op || (!(path == w.path) && path_differs(path, w.path))) {
-        const uint3 a = w.fibers[w.first].id;
-        char there[512];
-        other_place(line, w.line, path, w.path, there, sizeof there);
-        assay_sim_report("divergent barrier",
-                         WHERE "arrives at this block barrier while thread (%u,%u,%u) waits at the one %s",
-                         WHERE_ARGS(w, f.id, line), a.x, a.y, a.z, there);
-        abandon(w);
+        report_barrier(w, line, path);
     }
-    f.line = line;
+}
+
+static int block_barrier(worker &w, int op, int predicate, int line, const void *pc, const void *stack)
+{
+    if (w.looping)
+        report_promise(w, "block barrier", line);
+    if (hurt(w))
+        leave_block(w);
+    if (w.tracing)
+        shared_trace(w, "when it reached this line", line);
+    barrier_place(w, op, line, pc, stack);
+    w.fibers[w.current].line = line;
     w.sum += predicate != 0;
     w.state[w.current] = AT_BLOCK;
     --w.runnable;

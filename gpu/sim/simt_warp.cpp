@@ -132,7 +132,7 @@ static void warp_goes_on(worker &w, unsigned k)
 
 /* All lanes of the group have arrived: every lane's result is computed here, before anyone can post the next
  * value, and all go on. */
-static void warp_complete(worker &w, unsigned k, const warp_group &g)
+static __attribute__((noinline)) void warp_complete(worker &w, unsigned k, const warp_group &g)
 {
     fiber *lane = &w.fibers[k * lanes];
     const unsigned members = g.arrived;
