@@ -97,15 +97,25 @@ void gpu_tensor_describe(gpu_tensor t, char *out, size_t bytes)
         (void)snprintf(out + used, bytes - used, "%s", t.ndim > 0 ? "]" : "[]");
 }
 
+/* The same where a message needs it, and nowhere else: checks run before every launch. */
+typedef struct described_tensor {
+    char text[96];
+} described_tensor;
+
+static described_tensor described(gpu_tensor t)
+{
+    described_tensor d;
+    gpu_tensor_describe(t, d.text, sizeof d.text);
+    return d;
+}
+
 assay_status gpu_check_tensor(const char *op, const char *operand, gpu_tensor t, assay_dtype a, assay_dtype b)
 {
-    char text[96];
     int64_t count = 0;
     ASSAY_CHECK(gpu_tensor_present(t), ASSAY_INVALID_ARGUMENT, "%s: %s: expected a tensor, found none", op,
                 operand);
     ASSAY_CHECK(t.ndim >= 0 && t.ndim <= GPU_MAX_DIMS, ASSAY_INVALID_ARGUMENT,
                 "%s: %s: expected at most %d dimensions, found %d", op, operand, GPU_MAX_DIMS, t.ndim);
-    gpu_tensor_describe(t, text, sizeof text);
     if (a == b)
         ASSAY_CHECK(t.dtype == a, ASSAY_INVALID_ARGUMENT, "%s: %s: expected dtype %s, found %s", op, operand,
                     assay_dtype_name(a), assay_dtype_name(t.dtype));
@@ -114,17 +124,17 @@ assay_status gpu_check_tensor(const char *op, const char *operand, gpu_tensor t,
                     "%s: %s: expected dtype %s or %s, found %s", op, operand, assay_dtype_name(a),
                     assay_dtype_name(b), assay_dtype_name(t.dtype));
     ASSAY_CHECK(assay_shape_count(t.shape, t.ndim, &count) && count <= INT64_MAX / 16, ASSAY_INVALID_ARGUMENT,
-                "%s: %s: shape %s is negative or too large", op, operand, text);
+                "%s: %s: shape %s is negative or too large", op, operand, described(t).text);
     int64_t stride = 1;
     for (int i = t.ndim - 1; i >= 0; --i) {
         ASSAY_CHECK(count == 0 || t.shape[i] == 1 || t.stride[i] == stride, ASSAY_INVALID_ARGUMENT,
                     "%s: %s: expected a contiguous tensor: stride %" PRId64
                     " in dimension %d of %s, found %" PRId64,
-                    op, operand, stride, i, text, t.stride[i]);
+                    op, operand, stride, i, described(t).text, t.stride[i]);
         stride *= t.shape[i];
     }
     ASSAY_CHECK(count == 0 || t.data != NULL, ASSAY_INVALID_ARGUMENT,
-                "%s: %s: expected data for shape %s, found NULL", op, operand, text);
+                "%s: %s: expected data for shape %s, found NULL", op, operand, described(t).text);
     ASSAY_CHECK(count == 0 || (uintptr_t)t.data % (uintptr_t)assay_dtype_bytes(t.dtype) == 0,
                 ASSAY_INVALID_ARGUMENT, "%s: %s: expected an address aligned to %" PRId64 " bytes, found %p",
                 op, operand, assay_dtype_bytes(t.dtype), t.data);
@@ -138,11 +148,9 @@ assay_status gpu_check_act(const char *op, const char *operand, gpu_tensor t)
 
 assay_status gpu_check_count(const char *op, const char *operand, gpu_tensor t, int64_t expected)
 {
-    char text[96];
-    gpu_tensor_describe(t, text, sizeof text);
     ASSAY_CHECK(gpu_tensor_count(t) == expected, ASSAY_INVALID_ARGUMENT,
                 "%s: %s: expected %" PRId64 " elements, found %" PRId64 " (shape %s)", op, operand, expected,
-                gpu_tensor_count(t), text);
+                gpu_tensor_count(t), described(t).text);
     return ASSAY_OK;
 }
 
@@ -158,10 +166,9 @@ assay_status gpu_check_row_tokens(const char *op, gpu_tensor token, const char *
 
 assay_status gpu_check_shape2(const char *op, const char *operand, gpu_tensor t, int64_t d0, int64_t d1)
 {
-    char text[96];
-    gpu_tensor_describe(t, text, sizeof text);
     ASSAY_CHECK(gpu_tensor_row_count(t) == d0 && gpu_tensor_cols(t) == d1, ASSAY_INVALID_ARGUMENT,
-                "%s: %s: expected shape [%" PRId64 ",%" PRId64 "], found %s", op, operand, d0, d1, text);
+                "%s: %s: expected shape [%" PRId64 ",%" PRId64 "], found %s", op, operand, d0, d1,
+                described(t).text);
     return ASSAY_OK;
 }
 

@@ -626,10 +626,16 @@ static const assay_op table[] = {
 };
 enum { N_OPS = sizeof table / sizeof table[0] };
 
+/* Rows are looked for with every call and every record: most differ in the first letter. */
+static bool same_word(const char *a, const char *b)
+{
+    return a[0] == b[0] && strcmp(a, b) == 0;
+}
+
 const assay_op *assay_op_find(const char *name)
 {
     for (int i = 0; name && i < N_OPS; i++)
-        if (strcmp(table[i].name, name) == 0)
+        if (same_word(table[i].name, name))
             return &table[i];
     return NULL;
 }
@@ -696,6 +702,8 @@ int assay_op_n_attrs(const assay_op *op)
 /* Whether `recorded` names the slot: itself, with ".2" behind a numbered one, with "_in" behind an updated one. */
 static bool names(const assay_op_slot *s, const char *recorded, bool output)
 {
+    if (recorded[0] != s->name[0])
+        return false;
     const size_t n = strlen(s->name);
     if (strncmp(recorded, s->name, n) != 0 || (s->role == ASSAY_SLOT_IN && output) ||
         (s->role == ASSAY_SLOT_OUT && !output))
@@ -710,7 +718,7 @@ static bool names(const assay_op_slot *s, const char *recorded, bool output)
 
 const assay_op_slot *assay_op_slot_find(const assay_op *op, const char *recorded, bool output)
 {
-    for (int i = 0; i < assay_op_n_slots(op); i++)
+    for (int i = 0; i < ASSAY_OP_SLOTS && op->slots[i].name; i++)
         if (names(&op->slots[i], recorded, output))
             return &op->slots[i];
     return NULL;
@@ -718,8 +726,8 @@ const assay_op_slot *assay_op_slot_find(const assay_op *op, const char *recorded
 
 const assay_op_attr *assay_op_attr_find(const assay_op *op, const char *name)
 {
-    for (int i = 0; i < assay_op_n_attrs(op); i++)
-        if (strcmp(op->attrs[i].name, name) == 0)
+    for (int i = 0; i < ASSAY_OP_ATTRS && op->attrs[i].name; i++)
+        if (same_word(op->attrs[i].name, name))
             return &op->attrs[i];
     return NULL;
 }

@@ -44,8 +44,8 @@ const char *assay_op_part_slot(const assay_op *op, int part, const char *recorde
     if (row && row->role == ASSAY_SLOT_INOUT && listed(op->parts[part].names, recorded, &n) == NULL)
         recorded = row->name; /* "dgamma_in" */
     const char *name = renamed(op, part, recorded, &n);
-    for (int i = 0; i < assay_op_n_slots(op); i++)
-        if (strlen(op->slots[i].name) == n && strncmp(op->slots[i].name, name, n) == 0)
+    for (int i = 0; i < ASSAY_OP_SLOTS && op->slots[i].name; i++)
+        if (strncmp(op->slots[i].name, name, n) == 0 && op->slots[i].name[n] == '\0')
             return op->slots[i].name;
     return NULL;
 }
@@ -65,9 +65,11 @@ int assay_op_part_source(const assay_op *op, int part, const char *input, const 
     const char *whole = assay_op_part_slot(op, part, input);
     for (int k = part - 1; whole && k >= 0; k--) {
         const assay_op *before = assay_op_part_of(op, k);
-        for (int i = 0; i < assay_op_n_slots(before); i++) {
-            const char *own = assay_op_part_slot(op, k, before->slots[i].name);
-            if (before->slots[i].role != ASSAY_SLOT_IN && own && strcmp(own, whole) == 0) {
+        for (int i = 0; i < ASSAY_OP_SLOTS && before->slots[i].name; i++) {
+            const char *own = before->slots[i].role != ASSAY_SLOT_IN
+                                  ? assay_op_part_slot(op, k, before->slots[i].name)
+                                  : NULL;
+            if (own && strcmp(own, whole) == 0) {
                 *output = before->slots[i].name;
                 return k;
             }
