@@ -35,12 +35,12 @@ static double parameters_of(const parity_case *c)
 }
 
 /* In no unit: by the measured times of the default run (2 cores), a token costs about as much as 400 elements of parameters do
- * in a step, and a rank more adds a seventh.  Operations alone take as long as the largest of its cases. */
+ * in a step, and a rank more adds a seventh.  Operations alone take as long as the largest of its cases, and on every rung five times as long. */
 static double cost_of(const parity_task *t, double parameters)
 {
     int world = 1;
     if (t->c == NULL)
-        return 4e5;
+        return strcmp(t->variant, PARITY_EVERY_RUNG) == 0 ? 2e6 : 4e5;
     if (parity_layout_world(t->layout, &world) != ASSAY_OK)
         assay_error_clear();
     const double steps = t->c->steps > 0 ? (double)t->c->steps : 1.0,
