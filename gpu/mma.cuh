@@ -40,14 +40,9 @@ __device__ static __forceinline__ int mma_column(int lane, int e)
     return 2 * (lane & 3) + (e & 1);
 }
 
-/* The four lanes that hold a row have two columns of each result: stored as they are, half sectors.  pair[j]: this lane's columns of
- * result j, in one row; returned: that row of result lane % 4, all 8 columns, rounded.  A transposition of 4 x 4 words. */
-__device__ static __forceinline__ uint4 mma_row_of_four(const float (&pair)[4][2], int lane)
+/* Words w[0..3] of the four lanes that hold a row, as a square: lane l gets word l % 4 of each. */
+__device__ static __forceinline__ void mma_turn_fours_shuffled(unsigned (&w)[4], int lane)
 {
-    unsigned w[4];
-    GPU_UNROLL
-    for (int j = 0; j < 4; ++j)
-        w[j] = gpu_pair(pair[j][0], pair[j][1]);
     GPU_UNROLL
     for (int apart = 1; apart < 4; apart *= 2)
         GPU_UNROLL
@@ -58,6 +53,39 @@ __device__ static __forceinline__ uint4 mma_row_of_four(const float (&pair)[4][2
         w[low] = upper ? got : w[low];
         w[high] = upper ? w[high] : got;
     }
+}
+#if ASSAY_SIM
+/* The warp's eight squares at once (tests/sim/test_lanes.cu). */
+static inline void mma_fours_together(void *const *lane)
+{
+    unsigned word[GPU_WARP][4];
+    for (int i = 0; i < GPU_WARP; ++i)
+        for (int j = 0; j < 4; ++j)
+            word[i][j] = ((const unsigned *)lane[i])[j];
+    for (int i = 0; i < GPU_WARP; ++i)
+        for (int j = 0; j < 4; ++j)
+            ((unsigned *)lane[i])[j] = word[i / 4 * 4 + j][i % 4];
+}
+static inline void mma_turn_fours(unsigned (&w)[4], int)
+{
+    assay_sim_warp_call(mma_fours_together, w, ASSAY_SIM_HERE);
+}
+#else
+__device__ static __forceinline__ void mma_turn_fours(unsigned (&w)[4], int lane)
+{
+    mma_turn_fours_shuffled(w, lane);
+}
+#endif
+
+/* The four lanes that hold a row have two columns of each result: stored as they are, half sectors.  pair[j]: this lane's columns of
+ * result j, in one row; returned: that row of result lane % 4, all 8 columns, rounded. */
+__device__ static __forceinline__ uint4 mma_row_of_four(const float (&pair)[4][2], int lane)
+{
+    unsigned w[4];
+    GPU_UNROLL
+    for (int j = 0; j < 4; ++j)
+        w[j] = gpu_pair(pair[j][0], pair[j][1]);
+    mma_turn_fours(w, lane);
     return make_uint4(w[0], w[1], w[2], w[3]);
 }
 

@@ -144,16 +144,52 @@ __device__ static __forceinline__ void attention_store_row(bf16 *to, const atten
 /* Lanes of a warp that hold the same rows of a result: mma_row. */
 enum { ATTENTION_MMA_QUAD = 4 };
 
-__device__ static __forceinline__ float attention_quad_max(float v)
+/* The neighbour's first, then that of the other pair.  The simulator computes the warp's at once, with the same bits. */
+__device__ static __forceinline__ float attention_quad_max_shuffled(float v)
 {
     v = fmaxf(v, __shfl_xor_sync(gpu_all_lanes, v, 1));
     return fmaxf(v, __shfl_xor_sync(gpu_all_lanes, v, 2));
 }
-__device__ static __forceinline__ float attention_quad_sum(float v)
+__device__ static __forceinline__ float attention_quad_sum_shuffled(float v)
 {
     v += __shfl_xor_sync(gpu_all_lanes, v, 1);
     return v + __shfl_xor_sync(gpu_all_lanes, v, 2);
 }
+#if ASSAY_SIM
+template <bool MAX> static void attention_quads_together(void *const *lane)
+{
+    float v[GPU_WARP], next[GPU_WARP];
+    for (int i = 0; i < GPU_WARP; ++i)
+        v[i] = *(const float *)lane[i];
+    for (int apart = 1; apart < ATTENTION_MMA_QUAD; apart *= 2) {
+        for (int i = 0; i < GPU_WARP; ++i)
+            next[i] = MAX ? fmaxf(v[i], v[i ^ apart]) : v[i] + v[i ^ apart];
+        for (int i = 0; i < GPU_WARP; ++i)
+            v[i] = next[i];
+    }
+    for (int i = 0; i < GPU_WARP; ++i)
+        *(float *)lane[i] = v[i];
+}
+static inline float attention_quad_max(float v)
+{
+    assay_sim_warp_call(attention_quads_together<true>, &v, ASSAY_SIM_HERE);
+    return v;
+}
+static inline float attention_quad_sum(float v)
+{
+    assay_sim_warp_call(attention_quads_together<false>, &v, ASSAY_SIM_HERE);
+    return v;
+}
+#else
+__device__ static __forceinline__ float attention_quad_max(float v)
+{
+    return attention_quad_max_shuffled(v);
+}
+__device__ static __forceinline__ float attention_quad_sum(float v)
+{
+    return attention_quad_sum_shuffled(v);
+}
+#endif
 
 /* Positions as int; what does not fit becomes the limit, which decides nothing (attention_sees). */
 __device__ static __forceinline__ int attention_position(int64_t position)

@@ -39,7 +39,7 @@ static inline unsigned grouped_most_tiles(grouped_rows all, int tile)
 /* The rows of a tile.  Tiles begin anew at every expert; behind the last expert's come those of rows that nobody has, with the
  * number of experts in place of one.  n is 0, or less, where there are no more tiles. */
 template <int TILE>
-__device__ static __forceinline__ grouped_range grouped_rows_of_tile(grouped_rows all, int tile)
+__device__ static __forceinline__ grouped_range grouped_rows_of_tile_searched(grouped_rows all, int tile)
 {
     int row = 0, tiles = 0, before, tiles_before;
     for (int base = 0; base < all.experts; base += GPU_WARP) {
@@ -61,6 +61,43 @@ __device__ static __forceinline__ grouped_range grouped_rows_of_tile(grouped_row
     const int first = row + (tile - tiles) * TILE;
     return {all.experts, first, min(TILE, all.rows - first)};
 }
+
+#if ASSAY_SIM
+/* One expert after the other, once for the warp (tests/sim/test_lanes.cu). */
+struct grouped_search {
+    grouped_rows all;
+    int tile;
+    grouped_range found;
+};
+template <int TILE> static void grouped_search_together(void *const *lane)
+{
+    const grouped_search &s = *(const grouped_search *)lane[0];
+    int row = 0, tile = s.tile, e = 0, n = 0;
+    for (; e < s.all.experts; ++e) {
+        n = (int)grouped_count(s.all.count[e], s.all.rows - row);
+        const int tiles = (n + TILE - 1) / TILE;
+        if (tile < tiles)
+            break;
+        tile -= tiles;
+        row += n;
+    }
+    const int first = tile * TILE, left = (e < s.all.experts ? n : s.all.rows - row) - first;
+    for (int l = 0; l < GPU_WARP; ++l)
+        ((grouped_search *)lane[l])->found = {e, row + first, min(TILE, left)};
+}
+template <int TILE> static inline grouped_range grouped_rows_of_tile(grouped_rows all, int tile)
+{
+    grouped_search s = {all, tile, {}};
+    assay_sim_warp_call(grouped_search_together<TILE>, &s, ASSAY_SIM_HERE);
+    return s.found;
+}
+#else
+template <int TILE>
+__device__ static __forceinline__ grouped_range grouped_rows_of_tile(grouped_rows all, int tile)
+{
+    return grouped_rows_of_tile_searched<TILE>(all, tile);
+}
+#endif
 
 /* All rows of an expert. */
 __device__ static __forceinline__ grouped_range grouped_rows_of_expert(grouped_rows all, int expert)

@@ -2,6 +2,8 @@
 #include "tests/support/sim.h"
 
 #include "gpu/device.cuh"
+#include "gpu/ops/attention_mma.cuh"
+#include "gpu/ops/grouped.cuh"
 
 #include <string.h>
 
@@ -58,6 +60,104 @@ Test(sim_lanes, sums_of_lanes)
     }
     compare<32>(wide);
     compare<32>(whole);
+}
+
+/* --- results of matrix units and rows of experts ------------------------------------------------------------------ */
+
+__global__ void quads(float *together, float *shuffled, const float *x)
+{
+    const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+    together[2 * i] = attention_quad_max(x[i]);
+    shuffled[2 * i] = attention_quad_max_shuffled(x[i]);
+    together[2 * i + 1] = attention_quad_sum(x[i]);
+    shuffled[2 * i + 1] = attention_quad_sum_shuffled(x[i]);
+}
+
+__global__ void fours(unsigned *together, unsigned *shuffled)
+{
+    const unsigned i = threadIdx.x;
+    unsigned a[4], b[4];
+    for (unsigned j = 0; j < 4; ++j)
+        a[j] = b[j] = i * 1000003u + j * 7919u;
+    mma_turn_fours(a, static_cast<int>(i % 32));
+    mma_turn_fours_shuffled(b, static_cast<int>(i % 32));
+    for (unsigned j = 0; j < 4; ++j) {
+        together[4 * i + j] = a[j];
+        shuffled[4 * i + j] = b[j];
+    }
+}
+
+template <int TILE>
+__global__ void searches(grouped_range *together, grouped_range *searched, grouped_rows all)
+{
+    const grouped_range a = grouped_rows_of_tile<TILE>(all, static_cast<int>(blockIdx.x)),
+                        b = grouped_rows_of_tile_searched<TILE>(all, static_cast<int>(blockIdx.x));
+    together[blockIdx.x * 32 + threadIdx.x] = a;
+    searched[blockIdx.x * 32 + threadIdx.x] = b;
+}
+
+/* Runs launch(a, b) and compares what it leaves in two arrays of n. */
+template <typename T, typename LAUNCH> static void same_bits(size_t n, LAUNCH launch)
+{
+    T *a = nullptr, *b = nullptr, *got = new T[2 * n];
+    cr_assert(cudaMalloc(&a, n * sizeof *a) == cudaSuccess && cudaMalloc(&b, n * sizeof *b) == cudaSuccess);
+    cr_assert_eq(launch(a, b), cudaSuccess);
+    cr_assert_eq(cudaMemcpy(got, a, n * sizeof *a, cudaMemcpyDeviceToHost), cudaSuccess);
+    cr_assert_eq(cudaMemcpy(got + n, b, n * sizeof *b, cudaMemcpyDeviceToHost), cudaSuccess);
+    for (size_t i = 0; i < n; ++i)
+        cr_assert_eq(memcmp(&got[i], &got[n + i], sizeof(T)), 0, "element %zu of %zu", i, n);
+    delete[] got;
+    cudaFree(b);
+    cudaFree(a);
+}
+
+Test(sim_lanes, quads_of_a_result)
+{
+    static float x[96];
+    float *from = nullptr;
+    for (int i = 0; i < 96; ++i)
+        x[i] = static_cast<float>((i * 37 % 19 - 9)) / 7.0f;
+    x[5] = NAN;
+    x[9] = -INFINITY;
+    x[40] = INFINITY;
+    x[41] = -INFINITY;
+    x[64] = -0.0f;
+    x[65] = 0.0f;
+    cr_assert_eq(cudaMalloc(&from, sizeof x), cudaSuccess);
+    cr_assert_eq(cudaMemcpy(from, x, sizeof x, cudaMemcpyHostToDevice), cudaSuccess);
+    same_bits<float>(2 * 96,
+                     [&](float *a, float *b) { return GPU_LAUNCH(quads, 1, 96, 0, nullptr, a, b, from); });
+    same_bits<unsigned>(4 * 96,
+                        [&](unsigned *a, unsigned *b) { return GPU_LAUNCH(fours, 1, 96, 0, nullptr, a, b); });
+    cudaFree(from);
+}
+
+/* Counts of experts that fill, cross and miss tiles; that are none; more rows than there are, and rows that nobody has. */
+Test(sim_lanes, rows_of_experts_by_tiles)
+{
+    static const struct {
+        int experts, rows;
+        int64_t count[40];
+    } cases[] = {{1, 0, {0}},
+                 {1, 200, {200}},
+                 {5, 150, {64, 0, 1, 65, 20}},
+                 {5, 190, {64, 0, 1, 65, 20}},
+                 {3, 100, {90, 90, 5}},
+                 {4, 64, {0, 0, 0, 0}},
+                 {40, 333, {1, 0, 3, 0, 17, 64, 2, 0, 0, 9, 0, 0,  0,  0, 33, 1, 1, 1, 0,  0,
+                            0, 0, 0, 0, 8,  0,  0, 0, 0, 0, 0, 40, 63, 0, 2,  0, 0, 5, 66, 7}}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; ++i) {
+        int64_t *count = nullptr;
+        cr_assert_eq(cudaMalloc(&count, sizeof cases[i].count), cudaSuccess);
+        cr_assert_eq(cudaMemcpy(count, cases[i].count, sizeof cases[i].count, cudaMemcpyHostToDevice),
+                     cudaSuccess);
+        const grouped_rows all = {count, cases[i].experts, cases[i].rows};
+        const unsigned blocks = grouped_most_tiles(all, 64) + 2;
+        same_bits<grouped_range>(32 * blocks, [&](grouped_range *a, grouped_range *b) {
+            return GPU_LAUNCH(searches<64>, blocks, 32, 0, nullptr, a, b, all);
+        });
+        cudaFree(count);
+    }
 }
 
 /* The warp that runs first waits for one that has not begun, in a loop of intrinsics of its own lanes. */
