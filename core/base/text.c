@@ -35,6 +35,8 @@ static bool is_plain(uint32_t point)
 
 void assay_clean_text(char *text)
 {
+    while (*text >= ' ' && *text <= '~') /* nearly every text, to its end */
+        text++;
     char *to = text;
     for (const char *from = text; *from != 0;) {
         uint32_t point = 0;
