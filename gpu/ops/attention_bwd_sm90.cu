@@ -43,12 +43,14 @@ template <class S> __device__ static __forceinline__ bwd_places<S> bwd_begin(voi
     return {own_x, own_y, x, y, S::ROWS_BYTES > 0 ? (attention_bwd_row *)end : nullptr, bar};
 }
 
-/* The block's own rows; last_first: of a plane the last rows first. */
+/* The block's own rows.  last_first: the last rows of all planes first, else the first ones: under a causal mask they see, or are seen,
+ * most, and blocks that end last should be short. */
 template <class S>
-__device__ static __forceinline__ bwd_block bwd_block_of(int64_t seq, int planes_of_row, bool last_first)
+__device__ static __forceinline__ bwd_block bwd_block_of(const attention_args &a, int64_t seq,
+                                                         int planes_of_row, bool last_first)
 {
-    const int blocks = ((int)seq + S::OWN_ROWS - 1) / S::OWN_ROWS;
-    const int turn = (int)blockIdx.x % blocks, plane = (int)blockIdx.x / blocks;
+    const int blocks = ((int)seq + S::OWN_ROWS - 1) / S::OWN_ROWS, planes = (int)a.batch * planes_of_row;
+    const int turn = (int)blockIdx.x / planes, plane = (int)blockIdx.x % planes;
     return {(last_first ? blocks - 1 - turn : turn) * S::OWN_ROWS, plane / planes_of_row, plane};
 }
 
@@ -122,7 +124,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     typedef bwd_shape<D, DV, false> S;
     const bwd_places<S> at = bwd_begin<S>();
     const int heads = (int)a.heads;
-    const bwd_block rows = bwd_block_of<S>(a.seq_q, heads, true);
+    const bwd_block rows = bwd_block_of<S>(a, a.seq_q, heads, true);
     const int head = rows.plane % heads, group = (int)threadIdx.x / WGMMA_THREADS - 1;
     if (bwd_loads<S, D, DV>(at, &q, &dout, rows, [&](bool loads) {
             load_keys<S, D, DV>(at, &k, &v, a, rows,
@@ -204,7 +206,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     typedef bwd_shape<D, DV, true> S;
     const bwd_places<S> at = bwd_begin<S>();
     const int groups = (int)a.groups;
-    const bwd_block keys = bwd_block_of<S>(a.seq_k, groups, false);
+    const bwd_block keys = bwd_block_of<S>(a, a.seq_k, groups, false);
     if (bwd_loads<S, D, DV>(at, &k, &v, keys, [&](bool loads) {
             load_rows<S, D, DV>(at, &q, &dout, of_rows, a, keys, keys.plane % groups, loads);
         }))
