@@ -180,7 +180,8 @@ cudaError_t gpu_attention_bwd_rows(const gpu_attention_bwd_tensors *t, void *wor
                                    const attention_args &a, cudaStream_t stream);
 size_t gpu_attention_bwd_mma_workspace(const gpu_ctx *ctx, const gpu_operands *o);
 
-/* k3 of the backward, a query and a key or more, head dimensions up to 128, the workspace of k2; defined in attention_bwd_sm90.cu.  Elsewhere as k3 of the forward. */
+/* k3 of the backward, a query and a key or more, the workspace of k2; defined in attention_bwd_sm90.cu.  Elsewhere as k3 of the
+ * forward. */
 assay_status gpu_attention_bwd_sm90(const gpu_work *w, const gpu_attention_bwd_tensors *t,
                                     const attention_args &a);
 bool gpu_attention_bwd_takes_sm90(const gpu_ctx *ctx, const gpu_operands *o);

@@ -8,9 +8,9 @@
  *       computes p and dS of its key (query) with the four rows, then
  *       a lane owns the output elements lane, lane + 32, ...
  *   k2  matrix units: attention_bwd_mma.cu                               bf16 operands, tensor core
- *   k3  warpgroups and tensor maps (capability 9.0 alone, head           as k2
- *       dimensions up to 128): attention_bwd_sm90.cu; chosen only when
- *       asked for, until it has been measured on a device
+ *   k3  warpgroups and tensor maps (capability 9.0 alone):               as k2
+ *       attention_bwd_sm90.cu; chosen only when asked for, until it
+ *       has been measured on a device
  *
  * D = sum dO O comes first, into the workspace.  In k0 and k1, dk and dv sum over the heads of the group, then over the
  * queries, both ascending, in one chain: no atomics. */
@@ -362,7 +362,7 @@ GPU_LADDER(attention_bwd) = {
         attention_bwd, gpu_attention_bwd_mma_workspace, gpu_attention_takes_mma, NULL, GPU_SM_80,
         GPU_ADAPTS("dq dk dv", GPU_TENSOR_CORE(GPU_ULP_EXP, 0), gpu_mma_arith, GPU_MMA_ARITH)),
     GPU_RUNG_ROUNDING_P(
-        "BF16", "warpgroups and tensor maps: the calls of k2 with head dimensions up to 128; not measured",
+        "BF16", "warpgroups and tensor maps: the calls of k2 with a query and a key or more; not measured",
         attention_bwd, gpu_attention_bwd_mma_workspace, gpu_attention_bwd_takes_sm90, sm90_pays, GPU_SM_90,
         GPU_ADAPTS("dq dk dv", GPU_TENSOR_CORE(GPU_ULP_EXP, 0), gpu_mma_arith, GPU_MMA_ARITH)),
     GPU_LADDER_END,

@@ -6,52 +6,85 @@
  *   attention_dq_k3         128 queries of a head over tiles of 64 keys
  *   attention_dkdv_k3       128 keys of a group over tiles of 64 queries, each with one head of the group after the other: the sum over
  *                           heads is inside
- * A warp walks over the tiles, passes over those that nobody sees, and loads the others up to STAGES ahead; two warpgroups take 64 rows
- * each.  A warpgroup waits for the sums of a tile before S and dP of the next one: what is under way beside them is the other
- * warpgroup's.  P and dS stay in registers, and results go through the own rows' tiles to tensor maps.  Head dimensions above 128: k2,
- * the sums of both dk and dv do not fit into registers.
+ * A warp walks over the tiles, passes over those that nobody sees, and loads the others up to the stages' number ahead; two warpgroups
+ * take 64 rows each.  A warpgroup waits for the sums of a tile before S and dP of the next one: what is under way beside them is the
+ * other warpgroup's.  P and dS stay in registers, and results go through the own rows' tiles to tensor maps.
+ *
+ * Head dimensions above 128: registers do not hold the sums of both dk and dv.  A block of attention_dkdv_k3 takes 64 keys, one warpgroup
+ * for dk (S, dP, dS q), the other for dv (S, P dO): five products instead of four, and nothing to exchange.
  *
  * Arithmetic: as k2 (attention_bwd_mma.cu), in tiles of 64.  A tile that hides something and holds an infinity or a NaN is added pair by
  * pair, by fma in ascending order: hidden pairs have the factor 0 in a product, and 0 x inf is NaN. */
 #include "gpu/ops/attention_bwd_sm90.cuh"
 
 /* Shared memory and barriers of a block.  Every thread calls it; then the block is in step. */
-template <class S> __device__ static __forceinline__ bwd_places<S::STAGES> bwd_begin(void)
+template <class S> __device__ static __forceinline__ bwd_places<S> bwd_begin(void)
 {
     GPU_DYNAMIC_SHARED(unsigned char, shared);
-    GPU_SHARED(bwd_barriers<S::STAGES>, bar, 1);
-    bf16 *own_x = wgmma_tiles(shared), *own_y = own_x + GROUPS * S::X, *stages = own_x + S::OWN,
-         *zeros = stages + S::STAGES * (S::X + S::Y);
+    GPU_SHARED(bwd_barriers<S>, bar, 1);
+    bf16 *own_x = wgmma_tiles(shared), *own_y = own_x + S::OWNERS * S::X, *x = own_x + S::OWN,
+         *y = x + S::X_STAGES * S::X, *end = y + S::Y_STAGES * S::Y;
     if (threadIdx.x == 0) {
+        const int warps = GROUPS * WGMMA_THREADS / GPU_WARP;
         mbarrier_init(&bar->own, 1);
-        for (int i = 0; i < S::STAGES; ++i) {
+        for (int i = 0; i < S::X_STAGES; ++i) {
             mbarrier_init(&bar->x_full[i], 1);
+            mbarrier_init(&bar->empty[i], warps);
+        }
+        for (int i = 0; i < S::Y_STAGES; ++i) {
             mbarrier_init(&bar->y_full[i], 1);
-            mbarrier_init(&bar->empty[i], GROUPS * WGMMA_THREADS / GPU_WARP);
+            mbarrier_init(&bar->y_empty[i], warps);
         }
         for (int i = 0; i < 2 * GROUPS; ++i)
             bar->unbounded[i / 2][i % 2] = 0;
         mbarrier_fence_init();
     }
-    for (int i = (int)threadIdx.x; i < S::ZEROS / 8; i += THREADS)
-        ((uint4 *)zeros)[i] = make_uint4(0, 0, 0, 0);
-    proxy_fence(zeros, S::ZEROS * (int)sizeof(bf16));
     __syncthreads();
-    return {
-        own_x, own_y, stages, zeros, S::ROWS_BYTES > 0 ? (attention_bwd_row *)(zeros + S::ZEROS) : nullptr,
-        bar};
+    return {own_x, own_y, x, y, S::ROWS_BYTES > 0 ? (attention_bwd_row *)end : nullptr, bar};
+}
+
+/* The block's own rows.  last_first: the last rows of all planes first, else the first ones: under a causal mask they see, or are seen,
+ * most, and blocks that end last should be short. */
+template <class S>
+__device__ static __forceinline__ bwd_block bwd_block_of(const attention_args &a, int64_t seq,
+                                                         int planes_of_row, bool last_first)
+{
+    const int blocks = ((int)seq + S::OWN_ROWS - 1) / S::OWN_ROWS, planes = (int)a.batch * planes_of_row;
+    const int turn = (int)blockIdx.x / planes, plane = (int)blockIdx.x % planes;
+    return {(last_first ? blocks - 1 - turn : turn) * S::OWN_ROWS, plane / planes_of_row, plane};
+}
+
+/* What the threads do that multiply nothing: a warp loads own rows and then, by load_streamed(whether this lane starts copies), the
+ * others.  false: the thread multiplies. */
+template <class S, int D, int DV, class F>
+__device__ static __forceinline__ bool bwd_loads(const bwd_places<S> &at, const tma_map *own_x,
+                                                 const tma_map *own_y, const bwd_block &block,
+                                                 F load_streamed)
+{
+    if (threadIdx.x >= WGMMA_THREADS) {
+        setmaxnreg_inc<232>();
+        return false;
+    }
+    setmaxnreg_dec<40>();
+    if (threadIdx.x >= GPU_WARP)
+        return true;
+    const bool loads = elect_one();
+    if (loads)
+        load_own<S, D, DV>(at, own_x, own_y, block);
+    load_streamed(loads);
+    return true;
 }
 
 /* --- dq --------------------------------------------------------------------------------------------------------- */
 
 template <class S, int D, int DV>
-__device__ static __forceinline__ void load_keys(const bwd_places<S::STAGES> &at, const tma_map *k,
-                                                 const tma_map *v, const attention_args &a,
-                                                 const bwd_block &rows, int plane, bool loads)
+__device__ static __forceinline__ void load_keys(const bwd_places<S> &at, const tma_map *k, const tma_map *v,
+                                                 const attention_args &a, const bwd_block &rows, int plane,
+                                                 bool loads)
 {
     const int lane = (int)threadIdx.x, seq_k = (int)a.seq_k;
     const attention_query_range sees =
-        attention_queries_range(a, rows.b, rows.first, min(rows.first + ROWS, (int)a.seq_q), lane);
+        attention_queries_range(a, rows.b, rows.first, min(rows.first + S::OWN_ROWS, (int)a.seq_q), lane);
     auto nothing = [](int) { return attention_bwd_row{}; };
     int item = 0;
     for (int n = 0; n * WGMMA_TERMS < seq_k; ++n) {
@@ -89,24 +122,15 @@ __global__ void __launch_bounds__(THREADS, 1)
                     TMA_MAP_PARAMETER v, const attention_bwd_row *of_rows, float scale2, attention_args a)
 {
     typedef bwd_shape<D, DV, false> S;
-    const bwd_places<S::STAGES> at = bwd_begin<S>();
-    const int blocks = ((int)a.seq_q + ROWS - 1) / ROWS, which = (int)blockIdx.x / blocks;
-    const int heads = (int)a.heads, head = which % heads;
-    /* the last queries first: under a causal mask they see most */
-    const bwd_block rows = {(blocks - 1 - (int)blockIdx.x % blocks) * ROWS, which / heads, which};
-    const int group = (int)threadIdx.x / WGMMA_THREADS - 1; /* -1 loads */
-    if (group < 0) {
-        setmaxnreg_dec<40>();
-        if (threadIdx.x >= GPU_WARP)
-            return;
-        const bool loads = elect_one();
-        if (loads)
-            load_own<S, D, DV>(at, &q, &dout, rows);
-        load_keys<S, D, DV>(at, &k, &v, a, rows, rows.b * (int)a.groups + head / (int)(a.heads / a.groups),
-                            loads);
+    const bwd_places<S> at = bwd_begin<S>();
+    const int heads = (int)a.heads;
+    const bwd_block rows = bwd_block_of<S>(a, a.seq_q, heads, true);
+    const int head = rows.plane % heads, group = (int)threadIdx.x / WGMMA_THREADS - 1;
+    if (bwd_loads<S, D, DV>(at, &q, &dout, rows, [&](bool loads) {
+            load_keys<S, D, DV>(at, &k, &v, a, rows,
+                                rows.b * (int)a.groups + head / (int)(a.heads / a.groups), loads);
+        }))
         return;
-    }
-    setmaxnreg_inc<232>();
     keys_met met = {&a, nullptr, 0, {{0, 0}, {-1, -1}}, {{0.0f, 0.0f}, {0.0f, 0.0f}}};
     const int first = rows.first + group * WGMMA_ROWS;
     GPU_UNROLL
@@ -120,7 +144,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         }
     }
     float of_q[D / 8][4] = {}, unused[1][4] = {};
-    bwd_walk<S, D, DV, false>(of_q, unused, at, group, (int)a.seq_k, scale2, [&](int n, int) {
+    bwd_walk<S, D, DV, true, false>(of_q, unused, at, group, (int)a.seq_k, scale2, [&](int n, int) {
         met.first_position = a.k_position + n * WGMMA_TERMS * a.batch + rows.b;
         met.there = (int)a.seq_k - n * WGMMA_TERMS;
         return met;
@@ -132,14 +156,13 @@ __global__ void __launch_bounds__(THREADS, 1)
 /* --- dk and dv -------------------------------------------------------------------------------------------------- */
 
 template <class S, int D, int DV>
-__device__ static __forceinline__ void load_rows(const bwd_places<S::STAGES> &at, const tma_map *q,
-                                                 const tma_map *dout, const attention_bwd_row *of_rows,
-                                                 const attention_args &a, const bwd_block &keys, int group,
-                                                 bool loads)
+__device__ static __forceinline__ void
+load_rows(const bwd_places<S> &at, const tma_map *q, const tma_map *dout, const attention_bwd_row *of_rows,
+          const attention_args &a, const bwd_block &keys, int group, bool loads)
 {
     const int lane = (int)threadIdx.x, seq_q = (int)a.seq_q, per_group = (int)(a.heads / a.groups);
     const attention_range seen =
-        attention_keys_range(a, keys.b, keys.first, min(keys.first + ROWS, (int)a.seq_k), lane);
+        attention_keys_range(a, keys.b, keys.first, min(keys.first + S::OWN_ROWS, (int)a.seq_k), lane);
     int item = 0, head = group * per_group;
     auto row_of = [&](int token) {
         attention_bwd_row none = {};
@@ -181,25 +204,17 @@ __global__ void __launch_bounds__(THREADS, 1)
                       float scale2, attention_args a)
 {
     typedef bwd_shape<D, DV, true> S;
-    const bwd_places<S::STAGES> at = bwd_begin<S>();
-    const int blocks = ((int)a.seq_k + ROWS - 1) / ROWS, which = (int)blockIdx.x / blocks;
+    const bwd_places<S> at = bwd_begin<S>();
     const int groups = (int)a.groups;
-    const bwd_block keys = {(int)blockIdx.x % blocks * ROWS, which / groups, which};
-    const int group = (int)threadIdx.x / WGMMA_THREADS - 1; /* -1 loads */
-    if (group < 0) {
-        setmaxnreg_dec<40>();
-        if (threadIdx.x >= GPU_WARP)
-            return;
-        const bool loads = elect_one();
-        if (loads)
-            load_own<S, D, DV>(at, &k, &v, keys);
-        load_rows<S, D, DV>(at, &q, &dout, of_rows, a, keys, which % groups, loads);
+    const bwd_block keys = bwd_block_of<S>(a, a.seq_k, groups, false);
+    if (bwd_loads<S, D, DV>(at, &k, &v, keys, [&](bool loads) {
+            load_rows<S, D, DV>(at, &q, &dout, of_rows, a, keys, keys.plane % groups, loads);
+        }))
         return;
-    }
-    setmaxnreg_inc<232>();
-    const int first = keys.first + group * WGMMA_ROWS;
-    float of_k[D / 8][4] = {}, of_v[DV / 8][4] = {};
-    bwd_walk<S, D, DV, true>(of_k, of_v, at, group, (int)a.seq_q, scale2, [&](int n, int stage) {
+    const int group = (int)threadIdx.x / WGMMA_THREADS - 1, mine = group % S::OWNERS;
+    const int first = keys.first + mine * WGMMA_ROWS;
+    bf16 *const x_room = at.own_x + mine * S::X, *const y_room = at.own_y + mine * S::Y;
+    auto tile_of = [&](int n, int stage) {
         rows_met met = {at.rows + stage * WGMMA_TERMS, (int)a.seq_q - n * WGMMA_TERMS, {0, 0}};
         GPU_UNROLL
         for (int h = 0; h < 2; ++h) {
@@ -207,9 +222,22 @@ __global__ void __launch_bounds__(THREADS, 1)
             met.position[h] = key < (int)a.seq_k ? a.k_position[key * a.batch + keys.b] : 0;
         }
         return met;
-    });
-    bwd_put(&dk, at.own_x + group * S::X, of_k, a.scale, keys.plane, first);
-    bwd_put(&dv, at.own_y + group * S::Y, of_v, 1.0f, keys.plane, first);
+    };
+    float unused[1][4] = {};
+    if constexpr (!S::SPLIT) {
+        float of_k[D / 8][4] = {}, of_v[DV / 8][4] = {};
+        bwd_walk<S, D, DV, true, true>(of_k, of_v, at, group, (int)a.seq_q, scale2, tile_of);
+        bwd_put(&dk, x_room, of_k, a.scale, keys.plane, first);
+        bwd_put(&dv, y_room, of_v, 1.0f, keys.plane, first);
+    } else if (group == 0) {
+        float of_k[D / 8][4] = {};
+        bwd_walk<S, D, DV, true, false>(of_k, unused, at, group, (int)a.seq_q, scale2, tile_of);
+        bwd_put(&dk, x_room, of_k, a.scale, keys.plane, first);
+    } else {
+        float of_v[DV / 8][4] = {};
+        bwd_walk<S, D, DV, false, true>(unused, of_v, at, group, (int)a.seq_q, scale2, tile_of);
+        bwd_put(&dv, y_room, of_v, 1.0f, keys.plane, first);
+    }
     tma_store_wait_read<0>();
 }
 
@@ -225,11 +253,12 @@ template <int D, int DV>
 static cudaError_t launch(const gpu_attention_bwd_tensors *t, const attention_bwd_row *of_rows, float scale2,
                           const attention_args &a, cudaStream_t stream)
 {
-    constexpr int q_bytes = bwd_shape<D, DV, false>::BYTES, k_bytes = bwd_shape<D, DV, true>::BYTES;
-    static_assert(q_bytes <= 226 << 10 && k_bytes <= 226 << 10, "what sm_90 has beside the barriers");
+    typedef bwd_shape<D, DV, false> of_q;
+    typedef bwd_shape<D, DV, true> of_k;
+    constexpr int q_bytes = of_q::BYTES, k_bytes = of_k::BYTES;
     const int64_t heads = a.batch * a.heads, groups = a.batch * a.groups;
-    const int64_t q_blocks = (a.seq_q + ROWS - 1) / ROWS * heads,
-                  k_blocks = (a.seq_k + ROWS - 1) / ROWS * groups;
+    const int64_t q_blocks = (a.seq_q + of_q::OWN_ROWS - 1) / of_q::OWN_ROWS * heads,
+                  k_blocks = (a.seq_k + of_k::OWN_ROWS - 1) / of_k::OWN_ROWS * groups;
     const struct {
         gpu_tensor t;
         int64_t tokens, planes, width;
@@ -254,8 +283,11 @@ static cudaError_t launch(const gpu_attention_bwd_tensors *t, const attention_bw
 static cudaError_t launch_by_width(const gpu_attention_bwd_tensors *t, const attention_bwd_row *of_rows,
                                    float scale2, const attention_args &a, cudaStream_t stream)
 {
-    return a.d <= 64 && a.dv <= 64 ? launch<64, 64>(t, of_rows, scale2, a, stream)
-                                   : launch<128, 128>(t, of_rows, scale2, a, stream);
+    const int width = attention_sm90_widths(a.d, a.dv).d;
+    return width == 64    ? launch<64, 64>(t, of_rows, scale2, a, stream)
+           : width == 128 ? launch<128, 128>(t, of_rows, scale2, a, stream)
+           : width == 192 ? launch<192, 128>(t, of_rows, scale2, a, stream)
+                          : launch<256, 256>(t, of_rows, scale2, a, stream);
 }
 
 assay_status gpu_attention_bwd_sm90(const gpu_work *w, const gpu_attention_bwd_tensors *t,
@@ -271,6 +303,5 @@ assay_status gpu_attention_bwd_sm90(const gpu_work *w, const gpu_attention_bwd_t
 
 bool gpu_attention_bwd_takes_sm90(const gpu_ctx *ctx, const gpu_operands *o)
 {
-    return gpu_attention_takes_sm90(ctx, o) && gpu_operand_int(o, "seq_q") > 0 &&
-           gpu_operand_int(o, "head_dim") <= 128 && gpu_operand_int(o, "head_dim_v") <= 128;
+    return gpu_attention_takes_sm90(ctx, o) && gpu_operand_int(o, "seq_q") > 0;
 }

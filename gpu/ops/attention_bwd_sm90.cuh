@@ -1,9 +1,11 @@
 /* What the kernels of attention backward k3 (attention_bwd_sm90.cu) are made of: the tiles of a block, the warp that loads them, the
  * products of a warpgroup.
  *
- * Both kernels are the same walk.  A block owns 128 rows of two tensors: q and dO of one head, or k and v of a group.  It meets tiles
- * of 64 rows of the other two, the streamed ones, k and v or q and dO:
- *   S = own x x^T,  dP = own y y^T,  results for x += dS x,  and for dv += P y */
+ * Both kernels are the same walk.  A block owns rows of two tensors: q and dO of one head, or k and v of a group.  It meets tiles of 64
+ * rows of the other two, the streamed ones, k and v or q and dO:
+ *   S = own x x^T,  dP = own y y^T,  results for x += dS x,  and for dv += P y
+ * A warpgroup has 64 own rows.  Registers hold the sums of both dk and dv up to 128 columns; of wider heads one warpgroup has those of dk,
+ * the other those of dv of the same 64 keys, and both compute S. */
 #ifndef GPU_OPS_ATTENTION_BWD_SM90_CUH
 #define GPU_OPS_ATTENTION_BWD_SM90_CUH
 
@@ -12,31 +14,39 @@
 
 /* In numbers of bf16.  A tile of 64 rows lies in parts of 64 columns: for a product its rows are the columns of a result, or its terms. */
 template <int D, int DV, bool OWNS_KEYS> struct bwd_shape {
-    static constexpr int STAGES = D == 64 ? 4 : 3;
-    static constexpr int X = WGMMA_TERMS * D, Y = WGMMA_TERMS * DV;
-    static constexpr int OWN = GROUPS * (X + Y), ZEROS = X > Y ? X : Y;
-    static constexpr int ROWS_BYTES =
-        OWNS_KEYS ? STAGES * WGMMA_TERMS * (int)sizeof(attention_bwd_row) : 0; /* what streamed rows bring */
-    static constexpr int BYTES = WGMMA_TILE_ALIGN - 16 + 2 * (OWN + STAGES * (X + Y) + ZEROS) + ROWS_BYTES;
+    static constexpr bool SPLIT = OWNS_KEYS && D > 128; /* dk and dv have a warpgroup each */
+    static constexpr int OWNERS = SPLIT ? 1 : GROUPS, OWN_ROWS = OWNERS * WGMMA_ROWS;
+    static constexpr int X = WGMMA_TERMS * D, Y = WGMMA_TERMS * DV, OWN = OWNERS * (X + Y);
+    static constexpr int X_STAGES = D == 64    ? 4
+                                    : D == 256 ? 2
+                                               : 3,
+                         Y_STAGES = D == 256 && !OWNS_KEYS ? 1 : X_STAGES;
+    static constexpr bool KEEPS_Y =
+        OWNS_KEYS; /* a tile of y until that of x is over, for P y; else until dP is there */
+    static_assert(!KEEPS_Y || X_STAGES == Y_STAGES, "they are left together");
+    static constexpr int ROWS_BYTES = OWNS_KEYS ? X_STAGES * WGMMA_TERMS * (int)sizeof(attention_bwd_row)
+                                                : 0; /* what streamed rows bring */
+    static constexpr int BYTES = WGMMA_TILE_ALIGN - 16 + 2 * (OWN + X_STAGES * X + Y_STAGES * Y) + ROWS_BYTES;
+    static_assert(BYTES <= 226 << 10, "what sm_90 has beside the barriers");
 };
 
-template <int STAGES> struct bwd_barriers {
-    mbarrier own, x_full[STAGES], y_full[STAGES], empty[STAGES];
-    stage_tile tile[STAGES];
+template <class S> struct bwd_barriers {
+    mbarrier own, x_full[S::X_STAGES], empty[S::X_STAGES], y_full[S::Y_STAGES], y_empty[S::Y_STAGES];
+    stage_tile tile[S::X_STAGES];
     int unbounded
         [GROUPS]
         [2]; /* of odd and of even checks: the last one in which a warpgroup has found an infinity or NaN */
 };
 
 /* Where things are in shared memory. */
-template <int STAGES> struct bwd_places {
-    bf16 *own_x, *own_y; /* of both warpgroups */
-    bf16 *stages, *zeros;
-    attention_bwd_row *rows; /* of the streamed tiles; null where they are keys */
-    bwd_barriers<STAGES> *bar;
+template <class S> struct bwd_places {
+    bf16 *own_x, *own_y;     /* of all warpgroups */
+    bf16 *x, *y;             /* stages */
+    attention_bwd_row *rows; /* of the stages of x; null where they are keys */
+    bwd_barriers<S> *bar;
 };
 
-/* A block's 128 own rows: from `first` on, and the row (batch row, head or group) of their maps. */
+/* A block's own rows: from `first` on, and the row (batch row, head or group) of their maps. */
 typedef struct bwd_block {
     int first, b, plane;
 } bwd_block;
@@ -53,11 +63,11 @@ __device__ static __forceinline__ void bwd_load(bf16 *tile, const tma_map *map, 
 }
 
 template <class S, int D, int DV>
-__device__ static __forceinline__ void load_own(const bwd_places<S::STAGES> &at, const tma_map *x,
-                                                const tma_map *y, const bwd_block &block)
+__device__ static __forceinline__ void load_own(const bwd_places<S> &at, const tma_map *x, const tma_map *y,
+                                                const bwd_block &block)
 {
     mbarrier_arrive_expect(&at.bar->own, S::OWN * 2);
-    for (int g = 0; g < GROUPS; ++g) {
+    for (int g = 0; g < S::OWNERS; ++g) {
         bwd_load<D>(at.own_x + g * S::X, x, &at.bar->own, block.plane, block.first + g * WGMMA_ROWS);
         bwd_load<DV>(at.own_y + g * S::Y, y, &at.bar->own, block.plane, block.first + g * WGMMA_ROWS);
     }
@@ -66,28 +76,29 @@ __device__ static __forceinline__ void load_own(const bwd_places<S::STAGES> &at,
 /* Tile tile.n of a plane of the streamed tensors into the stage of an item, by the whole warp; tile.n -1: there are no more.
  * row_of(r): what row r of the tile brings, where tiles are of rows. */
 template <class S, int D, int DV, class F>
-__device__ static __forceinline__ void load_tile(const bwd_places<S::STAGES> &at, const tma_map *x,
-                                                 const tma_map *y, bool loads, int item, stage_tile tile,
-                                                 int plane, F row_of)
+__device__ static __forceinline__ void load_tile(const bwd_places<S> &at, const tma_map *x, const tma_map *y,
+                                                 bool loads, int item, stage_tile tile, int plane, F row_of)
 {
-    const int stage = item % S::STAGES, lane = (int)threadIdx.x % GPU_WARP;
-    bf16 *x_tile = at.stages + stage * (S::X + S::Y), *y_tile = x_tile + S::X;
-    mbarrier_wait(&at.bar->empty[stage], item / S::STAGES % 2 ^ 1);
+    const int x_stage = item % S::X_STAGES, y_stage = item % S::Y_STAGES, lane = (int)threadIdx.x % GPU_WARP;
+    mbarrier *x_full = &at.bar->x_full[x_stage], *y_full = &at.bar->y_full[y_stage];
+    mbarrier_wait(&at.bar->empty[x_stage], item / S::X_STAGES % 2 ^ 1);
     if (at.rows != nullptr && tile.n >= 0)
         for (int r = lane; r < WGMMA_TERMS; r += GPU_WARP)
-            at.rows[stage * WGMMA_TERMS + r] = row_of(tile.n * WGMMA_TERMS + r);
+            at.rows[x_stage * WGMMA_TERMS + r] = row_of(tile.n * WGMMA_TERMS + r);
     __syncwarp();
     if (!loads)
         return;
-    at.bar->tile[stage] = tile;
+    at.bar->tile[x_stage] = tile;
     if (tile.n < 0) {
-        mbarrier_arrive(&at.bar->x_full[stage]);
+        mbarrier_arrive(x_full);
         return;
     }
-    mbarrier_arrive_expect(&at.bar->x_full[stage], S::X * 2);
-    bwd_load<D>(x_tile, x, &at.bar->x_full[stage], plane, tile.n * WGMMA_TERMS);
-    mbarrier_arrive_expect(&at.bar->y_full[stage], S::Y * 2);
-    bwd_load<DV>(y_tile, y, &at.bar->y_full[stage], plane, tile.n * WGMMA_TERMS);
+    mbarrier_arrive_expect(x_full, S::X * 2);
+    bwd_load<D>(at.x + x_stage * S::X, x, x_full, plane, tile.n * WGMMA_TERMS);
+    if constexpr (!S::KEEPS_Y)
+        mbarrier_wait(&at.bar->y_empty[y_stage], item / S::Y_STAGES % 2 ^ 1);
+    mbarrier_arrive_expect(y_full, S::Y * 2);
+    bwd_load<DV>(at.y + y_stage * S::Y, y, y_full, plane, tile.n * WGMMA_TERMS);
 }
 
 /* --- the warpgroups that multiply ------------------------------------------------------------------------------- */
@@ -133,68 +144,87 @@ bwd_slopes(float (&dp)[WGMMA_TERMS / 8][4], const float (&p)[WGMMA_TERMS / 8][4]
     }
 }
 
-/* A warpgroup's 64 own rows over all tiles: of_x += dS x, and with OWNS_KEYS of_y += P y.  tile_of(n, stage): what `sees(h, x)` and
- * `known(h, x)` of a tile. */
-template <class S, int D, int DV, bool OWNS_KEYS, int NX, int NY, class F>
-__device__ static __forceinline__ void bwd_walk(float (&of_x)[NX][4], float (&of_y)[NY][4],
-                                                const bwd_places<S::STAGES> &at, int group, int rows,
-                                                float scale2, F tile_of)
+/* c += a times a tile, 128 columns a product and 64 behind them. */
+template <int NT>
+__device__ static __forceinline__ void bwd_add(float (&c)[NT][4], const unsigned (&a)[4][4], const bf16 *tile)
 {
-    const bf16 *own_x = at.own_x + group * S::X, *own_y = at.own_y + group * S::Y;
+    GPU_UNROLL
+    for (int j = 0; j + 16 <= NT; j += 16)
+        wgmma_multiply<true>(*(float(*)[16][4])c[j], a, tile + j * 8 * WGMMA_TERMS, true);
+    if constexpr (NT % 16 != 0)
+        wgmma_multiply<true>(*(float(*)[8][4])c[NT - 8], a, tile + (NT - 8) * 8 * WGMMA_TERMS, true);
+}
+
+/* A warpgroup's 64 own rows over all tiles: OF_X: of_x += dS x; OF_Y: of_y += P y.  tile_of(n, stage): what `sees(h, x)` and
+ * `known(h, x)` of a tile. */
+template <class S, int D, int DV, bool OF_X, bool OF_Y, int NX, int NY, class F>
+__device__ static __forceinline__ void bwd_walk(float (&of_x)[NX][4], float (&of_y)[NY][4],
+                                                const bwd_places<S> &at, int group, int rows, float scale2,
+                                                F tile_of)
+{
+    constexpr int CHECKED_X = OF_X ? S::X : 0, CHECKED_Y = OF_Y ? S::Y : 0;
+    const bf16 *own_x = at.own_x + group % S::OWNERS * S::X, *own_y = at.own_y + group % S::OWNERS * S::Y;
     float s[WGMMA_TERMS / 8][4], dp[WGMMA_TERMS / 8][4];
     unsigned p[4][4], ds[4][4];
     int checks = 0;
     mbarrier_wait(&at.bar->own, 0);
     for (int item = 0;; ++item) {
-        const int stage = item % S::STAGES, parity = item / S::STAGES % 2;
-        bf16 *x_tile = at.stages + stage * (S::X + S::Y), *y_tile = x_tile + S::X;
-        mbarrier_wait(&at.bar->x_full[stage], parity);
-        const stage_tile tile = at.bar->tile[stage];
+        const int x_stage = item % S::X_STAGES, y_stage = item % S::Y_STAGES;
+        bf16 *x_tile = at.x + x_stage * S::X, *y_tile = at.y + y_stage * S::Y;
+        mbarrier_wait(&at.bar->x_full[x_stage], item / S::X_STAGES % 2);
+        const stage_tile tile = at.bar->tile[x_stage];
         if (tile.n < 0)
             break;
-        const auto of_tile = tile_of(tile.n, stage);
+        const auto of_tile = tile_of(tile.n, x_stage);
         wgmma_fence();
         bwd_scores<D>(s, own_x, x_tile);
-        mbarrier_wait(&at.bar->y_full[stage], parity);
-        wgmma_fence(); /* behind each wait: the compiler wants it where the products are */
-        bwd_scores<DV>(dp, own_y, y_tile);
+        mbarrier_wait(&at.bar->y_full[y_stage], item / S::Y_STAGES % 2);
+        if constexpr (OF_X) {
+            wgmma_fence(); /* behind each wait: the compiler wants it where the products are */
+            bwd_scores<DV>(dp, own_y, y_tile);
+        }
         const bool all = tile.sight == ATTENTION_SEES_ALL;
         auto sees = [&](int h, int x) { return of_tile.sees(h, x); };
         auto known = [&](int h, int x) { return of_tile.known(h, x); };
         const unsigned seen = all ? ~0u : attention_seen_bits<WGMMA_TERMS / 8>(sees);
         checks += all ? 0 : 1;
-        const bool by_pairs = !all && is_unbounded < OWNS_KEYS
-                                  ? S::X + S::Y
-                                  : S::X > (x_tile, &at.bar->unbounded[group][checks % 2], group, checks);
-        wgmma_wait<1>(s);
+        const bool by_pairs =
+            !all && is_unbounded<CHECKED_X, CHECKED_Y>(x_tile, y_tile, &at.bar->unbounded[group][checks % 2],
+                                                       group, checks);
+        wgmma_wait<OF_X ? 1 : 0>(s);
         bwd_probabilities(s, scale2, seen, known);
-        wgmma_wait<0>(dp);
-        bwd_slopes(dp, s, seen, known);
-        if constexpr (OWNS_KEYS)
+        if constexpr (OF_X) {
+            wgmma_wait<0>(dp);
+            bwd_slopes(dp, s, seen, known);
+            wgmma_round(ds, dp, 0);
+        }
+        if constexpr (OF_Y)
             wgmma_round(p, s, 0);
-        wgmma_round(ds, dp, 0);
+        if constexpr (!S::KEEPS_Y)
+            leave(&at.bar->y_empty[y_stage]);
         if (by_pairs) {
             const int there = min((int)WGMMA_TERMS, rows - tile.n * WGMMA_TERMS);
-            add_pairs(of_x, ds, x_tile, there, sees);
-            if constexpr (OWNS_KEYS)
+            if constexpr (OF_X)
+                add_pairs(of_x, ds, x_tile, there, sees);
+            if constexpr (OF_Y)
                 add_pairs(of_y, p, y_tile, there, sees);
-            /* a branch around products would take their overlap away: they add 0 x 0 */
-            x_tile = y_tile = at.zeros;
-            GPU_UNROLL
-            for (int i = 0; i < 16; ++i)
-                p[i / 4][i % 4] = ds[i / 4][i % 4] = 0;
+        } else {
+            wgmma_fence();
+            if constexpr (OF_Y)
+                bwd_add(of_y, p, y_tile);
+            if constexpr (OF_X)
+                bwd_add(of_x, ds, x_tile);
+            wgmma_commit();
+            wgmma_wait<0>(of_x);
+            wgmma_wait<0>(of_y);
         }
-        wgmma_fence();
-        if constexpr (OWNS_KEYS)
-            wgmma_multiply<true>(of_y, p, y_tile, true);
-        wgmma_multiply<true>(of_x, ds, x_tile, true);
-        wgmma_commit();
-        wgmma_wait<0>(of_x);
-        wgmma_wait<0>(of_y);
-        leave(&at.bar->empty[stage]);
+        leave(&at.bar->empty[x_stage]);
     }
-    named_barrier_sync(OWN_GROUP + group,
-                       WGMMA_THREADS); /* no product of the warpgroup reads own rows any more */
+    /* no product of those who share own rows reads them any more */
+    if constexpr (S::SPLIT)
+        named_barrier_sync(TURN_OF_GROUP, GROUPS * WGMMA_THREADS);
+    else
+        named_barrier_sync(OWN_GROUP + group, WGMMA_THREADS);
 }
 
 /* 64 rows of a result, times scale, from row `row` of a plane of its map on.  tile: room for them that no product reads. */

@@ -188,9 +188,9 @@ __device__ static __forceinline__ void attend(bf16 *o, float *lse, bf16 *q_tile,
         mbarrier_wait(&bar->k_full[next], (item + 1) / S::STAGES % 2);
         const stage_tile next_tile = bar->tile[next];
         mbarrier_wait(&bar->v_full[stage], item / S::STAGES % 2);
-        const bool by_pairs =
-            tile.sight != ATTENTION_SEES_ALL &&
-            is_unbounded<S::V>(v_tile, &bar->unbounded[group], group, item + 1); /* it meets at its turns */
+        const bool by_pairs = tile.sight != ATTENTION_SEES_ALL &&
+                              is_unbounded<S::V>(v_tile, v_tile, &bar->unbounded[group], group,
+                                                 item + 1); /* it meets at its turns */
         if (by_pairs) {
             add_values<S, DV>(acc, p, v_tile, a, rows, row, tile.n * S::KEYS);
             v_tile = zeros; /* a branch around products would take their overlap away */
@@ -289,19 +289,10 @@ static cudaError_t launch(const gpu_attention_fwd_tensors &t, float scale2, cons
                       (bf16 *)t.o.data, (float *)t.lse.data, (const bf16 *)t.q.data, k, v, scale2, a);
 }
 
-/* Widths of the tiles of a call, [d] of q and k and [dv] of v, filled up with zeros. */
-static attention_mma_widths widths_of(int64_t d, int64_t dv)
-{
-    const int64_t most = d > dv ? d : dv;
-    if (most <= 128)
-        return most <= 64 ? attention_mma_widths{64, 64} : attention_mma_widths{128, 128};
-    return most <= 192 && dv <= 128 ? attention_mma_widths{192, 128} : attention_mma_widths{256, 256};
-}
-
 static cudaError_t launch_by_width(const gpu_attention_fwd_tensors &t, float scale2, const attention_args &a,
                                    cudaStream_t stream)
 {
-    const int width = widths_of(a.d, a.dv).d;
+    const int width = attention_sm90_widths(a.d, a.dv).d;
     return width == 64    ? launch<64, 64>(t, scale2, a, stream)
            : width == 128 ? launch<128, 128>(t, scale2, a, stream)
            : width == 192 ? launch<192, 128>(t, scale2, a, stream)
@@ -323,7 +314,7 @@ bool gpu_attention_takes_sm90(const gpu_ctx *ctx, const gpu_operands *o)
 
 void gpu_attention_sm90_arith(assay_arith *a, const gpu_ctx *ctx, const gpu_operands *o)
 {
-    a->tile =
-        attention_sm90_keys(widths_of(gpu_operand_int(o, "head_dim"), gpu_operand_int(o, "head_dim_v")).d);
+    a->tile = attention_sm90_keys(
+        attention_sm90_widths(gpu_operand_int(o, "head_dim"), gpu_operand_int(o, "head_dim_v")).d);
     gpu_mma_arith(a, ctx, o);
 }

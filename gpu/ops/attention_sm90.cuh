@@ -201,10 +201,8 @@ __device__ static __forceinline__ void exponentials(float (&s)[NT][4], row_softm
     }
 }
 
-/* Whether a tile of N numbers holds an infinity or a NaN, for the whole warpgroup, which meets here.  item: from 1 on, another one at each
- * call of the same *found, between two of which the warpgroup meets once more. */
-template <int N>
-__device__ static __forceinline__ bool is_unbounded(const bf16 *tile, int *found, int group, int item)
+/* Whether the thread's share of a tile of N numbers holds an infinity or a NaN. */
+template <int N> __device__ static __forceinline__ bool has_unbounded(const bf16 *tile)
 {
     bool any = false;
     for (int i = (int)threadIdx.x % WGMMA_THREADS; i < N / 8; i += WGMMA_THREADS) {
@@ -214,7 +212,16 @@ __device__ static __forceinline__ bool is_unbounded(const bf16 *tile, int *found
         for (int w = 0; w < 4; ++w)
             any = any || (word[w] & 0x7f80u) == 0x7f80u || (word[w] & 0x7f800000u) == 0x7f800000u;
     }
-    if (any)
+    return any;
+}
+
+/* Whether one of two tiles of NX and NY numbers does, for the whole warpgroup, which meets here.  item: from 1 on, another one at each
+ * call of the same *found, between two of which the warpgroup meets once more. */
+template <int NX, int NY = 0>
+__device__ static __forceinline__ bool is_unbounded(const bf16 *x, const bf16 *y, int *found, int group,
+                                                    int item)
+{
+    if (has_unbounded<NX>(x) || has_unbounded<NY>(y))
         *(volatile int *)found = item;
     named_barrier_sync(OWN_GROUP + group, WGMMA_THREADS);
     return *(volatile int *)found == item;
@@ -250,6 +257,15 @@ __device__ static __forceinline__ void add_pairs(float (&o)[NT][4], const unsign
             o[j][e] = seen[e / 2] ? fmaf(weight[e / 2], value, o[j][e]) : o[j][e];
         }
     }
+}
+
+/* Widths of the tiles of a call, [d] of q and k and [dv] of v, filled up with zeros. */
+static inline attention_mma_widths attention_sm90_widths(int64_t d, int64_t dv)
+{
+    const int64_t most = d > dv ? d : dv;
+    if (most <= 128)
+        return most <= 64 ? attention_mma_widths{64, 64} : attention_mma_widths{128, 128};
+    return most <= 192 && dv <= 128 ? attention_mma_widths{192, 128} : attention_mma_widths{256, 256};
 }
 
 /* The warp needs what a stage's barrier guards no more. */

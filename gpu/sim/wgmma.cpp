@@ -229,17 +229,11 @@ static void compute(worker &w, tile_block &b, wgmma_warp &p, issued_product &o, 
     o.done = true;
 }
 
-/* What a warp of the group reads, for the race checker: of A in shared memory its 16 rows or columns, of B all. */
+/* What a product reads, for the race checker: all of both tiles, whichever warp waits for it.  Its results are 16 rows for each warp;
+ * which warp reads which rows of a tile no manual says. */
 static void touch_tiles(worker &w, const assay_sim_wgmma &o, const void *pc)
 {
-    const size_t first = w.current / lanes % group_warps * rows_of_warp;
-    const char *a = static_cast<const char *>(o.a);
-    if (o.a_registers == nullptr && !o.a_columns)
-        race_touch(w, a + first * 128, rows_of_warp * 128, false, pc);
-    for (size_t k = 0; o.a_registers == nullptr && o.a_columns && k < terms; ++k) {
-        race_touch(w, a + k * 128 + (first / 8 ^ (k & 7)) * 16, 16, false, pc);
-        race_touch(w, a + k * 128 + ((first / 8 + 1) ^ (k & 7)) * 16, 16, false, pc);
-    }
+    race_touch(w, o.a, a_bytes(o), false, pc);
     race_touch(w, o.b, b_bytes(o), false, pc);
 }
 

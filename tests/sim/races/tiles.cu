@@ -1,8 +1,10 @@
-/* Tile products, asynchronous copies to tiles and functions of a whole warp: who fills a tile, and who multiplies it. */
+/* Tile products, asynchronous copies to tiles and functions of a whole warp: who fills a tile, and who multiplies it or writes to it
+ * again. */
 #include "races.h"
 
 #include "gpu/device.cuh"
 #include "gpu/mma.cuh"
+#include "gpu/wgmma.cuh"
 
 #define KERNEL(name, grid, block, bytes)                                                                     \
     __global__ void name(int *x, int *y);                                                                    \
@@ -122,6 +124,47 @@ KERNEL(warp_sum_orders_no_other_warp, 1, 64, 0)
     y[threadIdx.x] = s[63 - threadIdx.x] + (int)sum; /* a: warp_sum_orders_no_other_warp */
 }
 
+/* Two tiles of ones, multiplied by a warpgroup: a warp's results go where its own 16 rows of the first were. */
+__device__ static bf16 *fill(void *shared)
+{
+    bf16 *tiles = wgmma_tiles(shared);
+    for (unsigned i = threadIdx.x; i < 2 * WGMMA_TILE; i += blockDim.x)
+        tiles[i] = __float2bfloat16_rn(1.0f);
+    proxy_fence();
+    __syncthreads();
+    return tiles;
+}
+#define PUT(tiles, c)                                                                                        \
+    *mma_chunk<WGMMA_TERMS>(tiles, wgmma_row((int)threadIdx.x, 0), 0) = __float2bfloat16_rn((c)[0][0])
+
+KERNEL(rows_of_a_product_behind_a_barrier, 1, WGMMA_THREADS, 2 * WGMMA_TILE * 2 + WGMMA_TILE_ALIGN)
+{
+    GPU_DYNAMIC_SHARED(unsigned char, shared);
+    bf16 *tiles = fill(shared);
+    float c[8][4] = {};
+    wgmma_fence();
+    wgmma_multiply<false, false>(c, tiles, tiles + WGMMA_TILE, false);
+    wgmma_commit();
+    wgmma_wait<0>(c);
+    named_barrier_sync(1, WGMMA_THREADS);
+    if (threadIdx.x % 4 == 0)
+        PUT(tiles, c);
+}
+
+/* The last warp writes to rows that no result of the others is made of; they have waited, and nothing says so. */
+KERNEL(rows_of_a_product_too_early, 1, WGMMA_THREADS, 2 * WGMMA_TILE * 2 + WGMMA_TILE_ALIGN)
+{
+    GPU_DYNAMIC_SHARED(unsigned char, shared);
+    bf16 *tiles = fill(shared);
+    float c[8][4] = {};
+    wgmma_fence();
+    wgmma_multiply<false, false>(c, tiles, tiles + WGMMA_TILE, false);
+    wgmma_commit();
+    wgmma_wait<0>(c); /* b: rows_of_a_product_too_early */
+    if (threadIdx.x / GPU_WARP == 3 && threadIdx.x % 4 == 0)
+        PUT(tiles, c); /* a: rows_of_a_product_too_early */
+}
+
 #define CASE(name, words)                                                                                    \
     {                                                                                                        \
 #name, "race", words, __FILE__, run_##name                                                           \
@@ -139,5 +182,7 @@ const race_case RACES_OF_TILES[] = {
     FREE(sums_of_warps),
     FREE(warp_sum_orders_lanes),
     CASE(warp_sum_orders_no_other_warp, "of two threads of a block"),
+    FREE(rows_of_a_product_behind_a_barrier),
+    CASE(rows_of_a_product_too_early, "of two threads of a block"),
     {},
 };
