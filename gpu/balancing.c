@@ -110,17 +110,13 @@ static assay_status loss_of(gpu_model *m, const char *at, gpu_value *losses, gpu
 }
 
 static assay_status seq_fwd(gpu_model *m, gpu_microbatch_state *mb, const gpu_layer *l, gpu_moe_acts *a,
-                            gpu_value *scores, gpu_value *indices)
+                            gpu_value *counts, gpu_value *sums)
 {
-    gpu_value counts, sums, losses;
+    gpu_value losses;
     const balance b = balance_seq(m);
-    ASSAY_TRY(GPU_CALL(m->run, "router_seq_aux_fwd", "mlp.router.seq_aux", GPU_T("aux_scores", scores),
-                       GPU_T("aux_indices", indices), GPU_I("rows", m->B),
-                       GPU_NEW("tokens_per_expert", &counts, sequences(m, &mb->arena)),
-                       GPU_NEW("score_sums", &sums, sequences(m, &m->scratch))));
     ASSAY_TRY(sum_counts(m, "mlp.router.seq_aux_counts", ASSAY_GROUP_TP_CP, &a->seq_counts,
-                         sequences(m, &mb->arena), &counts));
-    ASSAY_TRY(loss_of(m, "mlp.router.seq_aux_loss", &losses, &sums, &a->seq_counts, NULL, &b));
+                         sequences(m, &mb->arena), counts));
+    ASSAY_TRY(loss_of(m, "mlp.router.seq_aux_loss", &losses, sums, &a->seq_counts, NULL, &b));
     return keep(m, mb, l, GPU_LOSS_SEQ_AUX, 1, &losses);
 }
 
@@ -150,12 +146,12 @@ static assay_status global_fwd(gpu_model *m, gpu_microbatch_state *mb, const gpu
     return keep(m, mb, l, GPU_LOSS_GLOBAL_AUX, 1, &losses);
 }
 
-gpu_call_args gpu_balancing_statistics(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts *a,
-                                       gpu_balancing *b)
+int gpu_balancing_statistics(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts *a, gpu_balancing *b,
+                             gpu_call_args part[GPU_STATISTICS])
 {
     gpu_arena *temp = &m->scratch;
     const int64_t E = m->config->num_moe_experts, K = m->config->moe_router_topk;
-    return (gpu_call_args){
+    part[0] = (gpu_call_args){
         .op = "router_aux_fwd",
         .at = "mlp.router.aux",
         .arg = {GPU_T("logits", &a->logits), GPU_I("topk", K), GPU_W("score_function", gpu_score_word(m)),
@@ -164,6 +160,15 @@ gpu_call_args gpu_balancing_statistics(gpu_model *m, gpu_microbatch_state *mb, g
                 GPU_NEW("tokens_per_expert", &b->counts, vector(m, &mb->arena, E)),
                 GPU_NEW("score_sums", &b->sums, vector(m, temp, E)),
                 GPU_NEW("z_sum", &b->z, vector(m, temp, 1))}};
+    if (!has_seq(m))
+        return 1;
+    part[1] = (gpu_call_args){.op = "router_seq_aux_fwd",
+                              .at = "mlp.router.seq_aux",
+                              .arg = {GPU_T("aux_scores", &b->scores), GPU_T("aux_indices", &b->indices),
+                                      GPU_I("rows", m->B),
+                                      GPU_NEW("tokens_per_expert", &b->seq_counts, sequences(m, &mb->arena)),
+                                      GPU_NEW("score_sums", &b->seq_sums, sequences(m, temp))}};
+    return 2;
 }
 
 assay_status gpu_balancing_fwd(gpu_model *m, gpu_microbatch_state *mb, const gpu_layer *l, gpu_moe_acts *a,
@@ -179,7 +184,7 @@ assay_status gpu_balancing_fwd(gpu_model *m, gpu_microbatch_state *mb, const gpu
         ASSAY_TRY(keep(m, mb, l, GPU_LOSS_AUX, 2, &losses));
     }
     if (has_seq(m))
-        ASSAY_TRY(seq_fwd(m, mb, l, a, &s->scores, &s->indices));
+        ASSAY_TRY(seq_fwd(m, mb, l, a, &s->seq_counts, &s->seq_sums));
     return has_global(m) ? global_fwd(m, mb, l, a, &s->counts, &s->sums) : ASSAY_OK;
 }
 

@@ -44,6 +44,14 @@ assay_status gpu_ctx_check_device(const gpu_ctx *ctx)
     return ASSAY_OK;
 }
 
+assay_status gpu_ctx_make_ticket(unsigned **ticket)
+{
+    CUDA_TRY(cudaMalloc((void **)ticket, sizeof **ticket));
+    CUDA_TRY(cudaMemset(*ticket, 0, sizeof **ticket));
+    CUDA_TRY(cudaDeviceSynchronize()); /* the streams that read it wait for no other */
+    return ASSAY_OK;
+}
+
 static assay_status gpu_ctx_open(gpu_ctx *ctx, int device, size_t workspace_bytes)
 {
     int count = 0;
@@ -68,6 +76,7 @@ static assay_status gpu_ctx_open(gpu_ctx *ctx, int device, size_t workspace_byte
     CUDA_TRY(cudaStreamCreateWithFlags(&ctx->stream, cudaStreamNonBlocking));
     CUBLAS_TRY(cublasLtCreate(&ctx->blas));
     ASSAY_TRY(gpu_product_plans_open(&ctx->plans, ctx->device_name, 10 * ctx->sm_major + ctx->sm_minor));
+    ASSAY_TRY(gpu_ctx_make_ticket(&ctx->ticket));
     if (workspace_bytes > 0)
         CUDA_TRY(cudaMalloc(&ctx->workspace, workspace_bytes));
     ctx->workspace_bytes = workspace_bytes;
@@ -98,6 +107,8 @@ void gpu_ctx_destroy(gpu_ctx *ctx)
         (void)cudaStreamSynchronize(ctx->stream);
     if (ctx->workspace != NULL)
         (void)cudaFree(ctx->workspace);
+    if (ctx->ticket != NULL)
+        (void)cudaFree(ctx->ticket);
     gpu_product_plans_close(ctx->plans);
     if (ctx->blas != NULL)
         (void)cublasLtDestroy(ctx->blas);

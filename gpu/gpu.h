@@ -83,6 +83,7 @@ typedef struct gpu_ctx {
     void *
         workspace; /* call arena: life of one operation, on `stream` alone (gpu_ladder_run refuses another) */
     size_t workspace_bytes;
+    unsigned *ticket; /* blocks that have come, on `stream` alone as the workspace; 0 between two launches */
     int variant[GPU_FAMILY_COUNT]; /* -1 = fastest */
     int call_variant; /* 1 + the variant of the next call, before what its family has; 0 = none */
 } gpu_ctx;
@@ -92,6 +93,8 @@ assay_status gpu_ctx_init(gpu_ctx *ctx, int device, size_t workspace_bytes);
 /* What init asks of the device: a compute capability for which the engine is compiled. */
 assay_status gpu_ctx_check_device(const gpu_ctx *ctx);
 void gpu_ctx_destroy(gpu_ctx *ctx);
+/* A ticket at 0, for a stream of its own. */
+assay_status gpu_ctx_make_ticket(unsigned **ticket);
 /* "attention=k1,rmsnorm=k0", or "k0" for every family (at most its highest); later words win.  Unknown family or variant: ASSAY_INVALID_ARGUMENT with the legal words. */
 assay_status gpu_ctx_set_variants(gpu_ctx *ctx, const char *text);
 /* The variant that was asked for in a family; -1: none. */

@@ -83,13 +83,14 @@ bool gpu_has_balancing(const gpu_model *m);
 /* The ranks that share the tokens of one microbatch. */
 assay_group gpu_sharing_group(const gpu_model *m);
 enum { GPU_BALANCINGS = 3 }; /* aux_loss with the z-loss, seq_aux_loss, global_aux_loss */
-/* What the balancing losses of a microbatch are made of. */
+/* What the balancing losses of a microbatch are made of; with seq_aux_loss those of its sequences. */
 typedef struct gpu_balancing {
-    gpu_value scores, indices, counts, sums, z;
+    gpu_value scores, indices, counts, sums, z, seq_counts, seq_sums;
 } gpu_balancing;
-/* The call that makes it, for gpu_call or as a part of gpu_call_fused. */
-gpu_call_args gpu_balancing_statistics(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts *a,
-                                       gpu_balancing *b);
+enum { GPU_STATISTICS = 2 };
+/* The calls that make it, for gpu_call or as parts of gpu_call_fused.  Returns how many there are. */
+int gpu_balancing_statistics(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts *a, gpu_balancing *b,
+                             gpu_call_args part[GPU_STATISTICS]);
 /* The losses, of the statistics. */
 assay_status gpu_balancing_fwd(gpu_model *m, gpu_microbatch_state *mb, const gpu_layer *l, gpu_moe_acts *a,
                                gpu_balancing *s);

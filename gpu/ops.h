@@ -198,7 +198,7 @@ extern GPU_LADDER(router_bwd);
 
 /* --- router_aux.cu ------------------------------------------------------------------------------------------ */
 /* aux_scores = softmax(logits) or sigmoid / row sum; aux_indices their plain top-K; tokens_per_expert their counts;
- * score_sums[e] = sum_t aux_scores; z_sum = sum_t lse_t^2.  Workspace: F32 [T].  Refuses as router_fwd. */
+ * score_sums[e] = sum_t aux_scores; z_sum = sum_t lse_t^2.  Workspace: F32 [T], k2 sums of each block too.  Refuses as router_fwd. */
 extern GPU_LADDER(router_aux_fwd);
 /* losses = { aux_coeff E / (K tokens^2 divisor) sum_b sum_e score_sums_be n_be, z_coeff / tokens z_sum }, F32 [2], in double; 0
  * without tokens; z 0 without z_sum.  Refused: tokens below 0, topk or divisor below 1, a coefficient that is no finite number. */
@@ -207,9 +207,12 @@ extern GPU_LADDER(router_aux_loss);
  * aux_scores, b = t mod B; refuses as router_aux_fwd and router_aux_loss, and tokens that are no whole rows of B. */
 extern GPU_LADDER(router_aux_bwd);
 /* --- router_balanced.cu ------------------------------------------------------------------------------------- */
-/* router_fwd, then router_aux_fwd, in one pass over the tokens and one over the sums; operands of both, logits and topk once.
- * Workspace: F32 [T].  Refuses as they do; k1 takes up to 256 experts and 32 groups. */
+/* router_fwd, then router_aux_fwd, in one launch (k0: a pass over the tokens and one over the sums); operands of both, logits and topk
+ * once.  Workspace: F32 [T] and sums of each block.  Refuses as they do; k1 takes up to 256 experts and 32 groups. */
 extern GPU_LADDER(router_balanced_fwd);
+/* The same and router_seq_aux_fwd: seq_tokens_per_expert I64 [B,E], seq_score_sums F32 [B,E]; k1 takes up to GPU_ROUTER_SEQ_SUMS = B E. */
+enum { GPU_ROUTER_SEQ_SUMS = 1024 };
+extern GPU_LADDER(router_balanced_seq_fwd);
 /* --- router_balanced_bwd.cu --------------------------------------------------------------------------------- */
 /* router_bwd, then router_aux_bwd of one loss, of two, of three on what is there: counts [B,E] and attributes of the second end in _2, of the
  * third in _3.  dlogits_i F32 [T,E], where it is there: dlogits before loss i, counted from 0.  Refuses as they do. */
@@ -218,7 +221,7 @@ extern GPU_LADDER(router_balanced_bwd_two);
 extern GPU_LADDER(router_balanced_bwd_three);
 /* --- router_counts.cu --------------------------------------------------------------------------------------- */
 /* Of aux_scores [T,E] and aux_indices [T,K]: tokens_per_expert I64 [B,E] and score_sums F32 [B,E] of the tokens t = b mod B.
- * Refused: tokens that are no whole rows of B. */
+ * Workspace: k2 sums of each block.  Refused: tokens that are no whole rows of B. */
 extern GPU_LADDER(router_seq_aux_fwd);
 /* total I64 [E] = tokens_per_expert + previous (absent: 0). */
 extern GPU_LADDER(running_counts);
@@ -272,7 +275,7 @@ extern GPU_LADDER(adamw);
     X(rmsnorm_fwd) X(add_rmsnorm_fwd) X(rmsnorm_bwd) X(rmsnorm_bwd_add) X(rmsnorm_sumsq) X(rmsnorm_apply) X(rmsnorm_bwd_dot) X(rmsnorm_bwd_apply) X(rope_table) X(rope_fwd) X(rope_bwd) X(attention_fwd) \
     X(attention_bwd) X(qkv_split_fwd) X(qkv_split_bwd) X(qkv_rope_fwd) X(qkv_norm_rope_fwd) X(qkv_rope_bwd) X(qkv_norm_rope_bwd) X(attention_merge) X(pack_heads) X(unpack_heads) X(add) X(clamp_fwd) X(clamp_bwd) X(dropout_fwd) X(dropout_bwd) \
     X(swiglu_fwd) X(swiglu_bwd) X(sigmoid_gate_fwd) X(sigmoid_gate_bwd) X(cast) X(slice_rows) \
-    X(embedding_fwd) X(embedding_bwd) X(sum) X(router_fwd) X(router_bwd) X(router_aux_fwd) X(router_balanced_fwd) \
+    X(embedding_fwd) X(embedding_bwd) X(sum) X(router_fwd) X(router_bwd) X(router_aux_fwd) X(router_balanced_fwd) X(router_balanced_seq_fwd) \
     X(router_aux_loss) X(router_aux_bwd) X(router_balanced_bwd) X(router_balanced_bwd_two) X(router_balanced_bwd_three) X(router_seq_aux_fwd) X(running_counts) X(random_logits) X(input_jitter) X(router_drop) X(permute_plan) X(gather_rows) X(combine_rows) \
     X(expert_bias_update) X(cross_entropy_stats) X(cross_entropy_loss) X(cross_entropy_bwd) \
     X(sumsq) X(count_zeros) X(total) X(clip_coefficient) X(adamw)

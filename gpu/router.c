@@ -1,5 +1,6 @@
 /* Router of a mixture of experts: gating, choice, and their gradients; balancing losses: balancing.c.  docs/OPS.md sections 7 and 9. */
 #include "gpu/layer.h"
+#include "gpu/ops.h"
 #include "gpu/parallel/exchange.h"
 #include "gpu/parallel/tensor.h"
 #include "gpu/weight_grads.h"
@@ -167,14 +168,15 @@ static assay_op_class logits_class(const gpu_model *m)
     return m->options->moe_router_dtype == ASSAY_ROUTER_MODEL ? ASSAY_OPS_LINEAR : ASSAY_OPS_ROUTER;
 }
 
-/* The choice, and what the balancing losses need of the logits: one pass over the tokens where there is a kernel for it. */
+/* The choice, and what the balancing losses need of the logits: one launch where there is a kernel for it. */
 static assay_status choose_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_moe_acts *a,
                                gpu_balancing *statistics)
 {
     gpu_arena *keep = &mb->arena;
     const gpu_dim E = gpu_dim_whole(m->config->num_moe_experts),
                   K = gpu_dim_whole(m->config->moe_router_topk);
-    const gpu_call_args choice = {
+    gpu_call_args parts[1 + GPU_STATISTICS];
+    parts[0] = (gpu_call_args){
         .op = "router_fwd",
         .at = "mlp.router",
         .arg = {GPU_T("logits", &a->logits), GPU_T("expert_bias", gpu_param_use(m, l->moe.expert_bias)),
@@ -182,9 +184,12 @@ static assay_status choose_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer
                 GPU_NEW("probs", &a->probs, gpu_tokens(m, keep, true, K)),
                 GPU_NEW("scores", &a->scores, gpu_tokens(m, keep, true, E))}};
     if (!gpu_has_balancing(m))
-        return gpu_call(m->run, &choice);
-    const gpu_call_args parts[] = {choice, gpu_balancing_statistics(m, mb, a, statistics)};
-    return gpu_call_fused(m->run, "router_balanced_fwd", parts, 2);
+        return gpu_call(m->run, parts);
+    const int n = gpu_balancing_statistics(m, mb, a, statistics, parts + 1);
+    if (n > 1 && m->B * m->config->num_moe_experts <= GPU_ROUTER_SEQ_SUMS)
+        return gpu_call_fused(m->run, "router_balanced_seq_fwd", parts, 3);
+    ASSAY_TRY(gpu_call_fused(m->run, "router_balanced_fwd", parts, 2));
+    return n > 1 ? gpu_call(m->run, &parts[2]) : ASSAY_OK;
 }
 
 assay_status gpu_router_route_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_moe_acts *a)

@@ -30,7 +30,7 @@ enum { GPU_SM_80 = 80 };
 /* Of rungs whose code is compiled for 90a (*_sm90.cu); they run on 9.0 alone, as `accepts` says. */
 enum { GPU_SM_90 = 90 };
 
-enum { GPU_RUNG_ARITHS = 4, GPU_MOST_RUNGS = 10 };
+enum { GPU_RUNG_ARITHS = 5, GPU_MOST_RUNGS = 10 };
 typedef struct gpu_rung {
     const char *buys; /* one line */
     /* Checks every operand, then enqueues on w->stream. */

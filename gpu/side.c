@@ -14,10 +14,11 @@ assay_status gpu_side_create(gpu_run *run)
     if (run->ctx.workspace_bytes > 0)
         CUDA_TRY(cudaMalloc(&s->workspace, run->ctx.workspace_bytes));
     s->workspace_bytes = run->ctx.workspace_bytes;
+    ASSAY_TRY(gpu_ctx_make_ticket(&s->ticket));
     return ASSAY_OK;
 }
 
-/* The context's stream and workspace, and those of the side. */
+/* The context's stream with its workspace and ticket, and those of the side. */
 static void swap(gpu_run *run)
 {
     gpu_side *s = &run->side;
@@ -25,12 +26,15 @@ static void swap(gpu_run *run)
     const cudaStream_t stream = ctx->stream;
     void *const workspace = ctx->workspace;
     const size_t bytes = ctx->workspace_bytes;
+    unsigned *const ticket = ctx->ticket;
     ctx->stream = s->stream;
     ctx->workspace = s->workspace;
     ctx->workspace_bytes = s->workspace_bytes;
+    ctx->ticket = s->ticket;
     s->stream = stream;
     s->workspace = workspace;
     s->workspace_bytes = bytes;
+    s->ticket = ticket;
     s->open = !s->open;
 }
 
@@ -47,6 +51,8 @@ void gpu_side_destroy(gpu_run *run)
         (void)cudaEventDestroy(s->done);
     if (s->workspace != NULL)
         (void)cudaFree(s->workspace);
+    if (s->ticket != NULL)
+        (void)cudaFree(s->ticket);
     *s = (gpu_side){0};
 }
 

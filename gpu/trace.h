@@ -48,7 +48,8 @@ typedef struct gpu_side {
     cudaEvent_t begun, done;
     void *workspace; /* of the operations on this stream */
     size_t workspace_bytes;
-    bool open; /* between begin and end: the context has this stream and workspace */
+    unsigned *ticket;
+    bool open; /* between begin and end: the context has this stream, workspace and ticket */
 } gpu_side;
 
 /* A communication stream beside products (gpu/beside.h). */

@@ -631,6 +631,31 @@ enum {
     ASSAY_KERNEL_ATTR_ROUTER_BALANCED_FWD_GROUP_TOPK = 6,
 };
 
+/* | `router_balanced_seq_fwd` | logits float [T,E], expert_bias? F32 [E] | | indices I64 [T,K], probs F32 [T,K], scores F32 [T,E], aux_scores F32 [T,E], aux_indices I64 [T,K], tokens_per_expert I64 [E], score_sums F32 [E], z_sum F32 [1], seq_tokens_per_expert I64 [B,E], seq_score_sums F32 [B,E] | topk (K), score_function softmax/sigmoid = softmax, pre_softmax = false, norm_topk_prob = false, scaling_factor = 1, num_groups = 0, group_topk = 0, rows (B) |
+   sums: probs: E; scores: E; aux_scores: E; score_sums: T; z_sum: T; seq_score_sums: T */
+enum {
+    ASSAY_KERNEL_SLOT_ROUTER_BALANCED_SEQ_FWD_LOGITS = 0,
+    ASSAY_KERNEL_SLOT_ROUTER_BALANCED_SEQ_FWD_EXPERT_BIAS = 1,
+    ASSAY_KERNEL_SLOT_ROUTER_BALANCED_SEQ_FWD_INDICES = 2,
+    ASSAY_KERNEL_SLOT_ROUTER_BALANCED_SEQ_FWD_PROBS = 3,
+    ASSAY_KERNEL_SLOT_ROUTER_BALANCED_SEQ_FWD_SCORES = 4,
+    ASSAY_KERNEL_SLOT_ROUTER_BALANCED_SEQ_FWD_AUX_SCORES = 5,
+    ASSAY_KERNEL_SLOT_ROUTER_BALANCED_SEQ_FWD_AUX_INDICES = 6,
+    ASSAY_KERNEL_SLOT_ROUTER_BALANCED_SEQ_FWD_TOKENS_PER_EXPERT = 7,
+    ASSAY_KERNEL_SLOT_ROUTER_BALANCED_SEQ_FWD_SCORE_SUMS = 8,
+    ASSAY_KERNEL_SLOT_ROUTER_BALANCED_SEQ_FWD_Z_SUM = 9,
+    ASSAY_KERNEL_SLOT_ROUTER_BALANCED_SEQ_FWD_SEQ_TOKENS_PER_EXPERT = 10,
+    ASSAY_KERNEL_SLOT_ROUTER_BALANCED_SEQ_FWD_SEQ_SCORE_SUMS = 11,
+    ASSAY_KERNEL_ATTR_ROUTER_BALANCED_SEQ_FWD_TOPK = 0,
+    ASSAY_KERNEL_ATTR_ROUTER_BALANCED_SEQ_FWD_SCORE_FUNCTION = 1,
+    ASSAY_KERNEL_ATTR_ROUTER_BALANCED_SEQ_FWD_PRE_SOFTMAX = 2,
+    ASSAY_KERNEL_ATTR_ROUTER_BALANCED_SEQ_FWD_NORM_TOPK_PROB = 3,
+    ASSAY_KERNEL_ATTR_ROUTER_BALANCED_SEQ_FWD_SCALING_FACTOR = 4,
+    ASSAY_KERNEL_ATTR_ROUTER_BALANCED_SEQ_FWD_NUM_GROUPS = 5,
+    ASSAY_KERNEL_ATTR_ROUTER_BALANCED_SEQ_FWD_GROUP_TOPK = 6,
+    ASSAY_KERNEL_ATTR_ROUTER_BALANCED_SEQ_FWD_ROWS = 7,
+};
+
 /* | `router_aux_loss` | score_sums F32 [[B,]E], tokens_per_expert I64 [[B,]E], z_sum? F32 [1] | | losses F32 [2] | aux_coeff, z_coeff, topk, tokens, divisor = 1 |
    sums: losses: E */
 enum {

@@ -117,7 +117,14 @@ static assay_status router_bwd(const replay *r)
     return ASSAY_OK;
 }
 
-static assay_status router_aux_fwd(const replay *r)
+/* What router_aux_fwd leaves of every token, for the sums of sequences behind it. */
+typedef struct aux_tokens {
+    ref_router_desc d;
+    ref_pair scores;
+    const int64_t *indices;
+} aux_tokens;
+
+static assay_status aux_forward(const replay *r, aux_tokens *out)
 {
     ref_router_desc d = {.scaling_factor = 1.0};
     const ref_value *logits;
@@ -139,7 +146,14 @@ static assay_status router_aux_fwd(const replay *r)
     keep_decisions(r, &decisions);
     for (int64_t i = 0; i < d.tokens * d.topk; i++)
         counts[indices[i]]++;
+    *out = (aux_tokens){d, aux, indices};
     return ref_bound_router_aux_sums(sums, z, aux, logits->value, &d, &r->d);
+}
+
+static assay_status router_aux_fwd(const replay *r)
+{
+    aux_tokens tokens;
+    return aux_forward(r, &tokens);
 }
 
 /* router_fwd, then router_aux_fwd: neither reads what the other makes. */
@@ -158,26 +172,44 @@ static assay_status check_rows(const replay *r, const ref_router_desc *d, int64_
     return ASSAY_OK;
 }
 
-static assay_status router_seq_aux_fwd(const replay *r)
+/* Counts and sums of `rows` sequences, in slots of these names. */
+static assay_status add_sequences(const replay *r, const aux_tokens *x, const char *counts_slot,
+                                  const char *sums_slot)
 {
-    ref_router_desc d = {0};
-    const ref_value *scores, *indices;
     int64_t rows, *counts, cells;
     ref_pair sums;
-    ASSAY_TRY(logits_of(r, "aux_scores", &d, &scores));
     ASSAY_TRY(replay_attr_i64(r, "rows", 1, INT64_MAX / 4, &rows));
-    ASSAY_TRY(check_rows(r, &d, rows));
+    ASSAY_TRY(check_rows(r, &x->d, rows));
+    ASSAY_TRY(replay_product(r, rows, x->d.experts, 1, &cells));
+    ASSAY_TRY(replay_out_integer(r, counts_slot, cells, REF_VALUE_INTEGER, &counts));
+    ASSAY_TRY(replay_out_real(r, sums_slot, cells, ASSAY_F32, "accumulation", &sums));
+    ref_router_seq_aux_sums(sums.y, counts, x->scores.y, x->indices, rows, &x->d);
+    return ref_bound_router_seq_aux_sums(sums, x->scores, rows, &x->d, &r->d);
+}
+
+static assay_status router_seq_aux_fwd(const replay *r)
+{
+    aux_tokens x = {0};
+    const ref_value *scores, *indices;
+    ASSAY_TRY(logits_of(r, "aux_scores", &x.d, &scores));
     ASSAY_TRY(replay_integer(r, "aux_indices", -1, &indices));
-    d.topk = replay_columns(indices);
-    ASSAY_CHECK(indices->count == d.tokens * d.topk, ASSAY_INVALID_ARGUMENT,
+    x.d.topk = replay_columns(indices);
+    ASSAY_CHECK(indices->count == x.d.tokens * x.d.topk, ASSAY_INVALID_ARGUMENT,
                 "%s: slot aux_indices: expected rows of %lld tokens, found %lld elements", r->op,
-                (long long)d.tokens, (long long)indices->count);
-    ASSAY_TRY(replay_range(r, indices, 0, d.experts - 1));
-    ASSAY_TRY(replay_product(r, rows, d.experts, 1, &cells));
-    ASSAY_TRY(replay_out_integer(r, "tokens_per_expert", cells, REF_VALUE_INTEGER, &counts));
-    ASSAY_TRY(replay_out_real(r, "score_sums", cells, ASSAY_F32, "accumulation", &sums));
-    ref_router_seq_aux_sums(sums.y, counts, scores->value, indices->ivalue, rows, &d);
-    return ref_bound_router_seq_aux_sums(sums, scores->value, rows, &d, &r->d);
+                (long long)x.d.tokens, (long long)indices->count);
+    ASSAY_TRY(replay_range(r, indices, 0, x.d.experts - 1));
+    x.scores = (ref_pair){scores->value, NULL, false};
+    x.indices = indices->ivalue;
+    return add_sequences(r, &x, "tokens_per_expert", "score_sums");
+}
+
+/* The sequences' sums are of the scores and the choice that the launch makes. */
+static assay_status router_balanced_seq_fwd(const replay *r)
+{
+    aux_tokens x;
+    ASSAY_TRY(router_fwd(r));
+    ASSAY_TRY(aux_forward(r, &x));
+    return add_sequences(r, &x, "seq_tokens_per_expert", "seq_score_sums");
 }
 
 /* The name of a slot or attribute of a loss: those of the second one in a launch end in _2. */
@@ -487,6 +519,7 @@ const replay_row replay_moe_table[] = {
     {"router_bwd", router_bwd},
     {"router_aux_fwd", router_aux_fwd},
     {"router_balanced_fwd", router_balanced_fwd},
+    {"router_balanced_seq_fwd", router_balanced_seq_fwd},
     {"router_aux_loss", router_aux_loss},
     {"router_aux_bwd", router_aux_bwd},
     {"router_balanced_bwd", router_balanced_bwd},

@@ -3,9 +3,12 @@
  *
  *   k0  one thread for each token, one for each expert's column sum       fp32, sequential
  *   k1  one warp for each token, one for each expert's column             fp32, tree of 32 lanes
+ *   k2  one launch (forward): one warp for each token, each block sums    fp32, sums over the tokens
+ *       its tokens, the last one the blocks (router_sums.cuh)             a tree of 4096 lanes
  *
  * The aux map is the plain top-k of aux_scores: no bias, no groups. */
 #include "gpu/ops/router_grad.cuh"
+#include "gpu/ops/router_sums.cuh"
 
 template <class T>
 __global__ void aux_tokens_k0(float *aux_scores, int64_t *aux_indices, float *z, const T *logits, aux_args a)
@@ -25,6 +28,22 @@ __global__ void aux_tokens_k1(float *aux_scores, int64_t *aux_indices, float *z,
         aux_warp_row<CHUNKS>(aux_scores + row * a.e, aux_indices + row * a.k, z + row, kept[threadIdx.y],
                              logit, a);
     }
+}
+
+template <int CHUNKS, class T>
+__global__ void __launch_bounds__(GPU_WARP *sums_warps<CHUNKS>::COUNT)
+    aux_tokens_k2(float *aux_scores, int64_t *aux_indices, float *z, sums_args sums, const T *logits,
+                  aux_args a)
+{
+    GPU_SHARED_2D(float, kept, sums_warps<CHUNKS>::COUNT, ROUTER_MAX_TOPK);
+    sums_clear(sums.all, sums.of);
+    for (int64_t row = sums_first(); row < a.t; row = sums_next(row)) {
+        float logit[CHUNKS];
+        router_warp_load<CHUNKS>(logit, logits + row * a.e, a.e);
+        aux_warp_row<CHUNKS>(aux_scores + row * a.e, aux_indices + row * a.k, z + row, kept[threadIdx.y],
+                             logit, a);
+    }
+    sums_finish(sums);
 }
 
 /* Column e < E: score_sums and tokens_per_expert; column E: z_sum. */
@@ -155,6 +174,52 @@ cudaError_t router_aux_columns(int variant, gpu_tensor n, gpu_tensor sums, gpu_t
                       (const int64_t *)indices.data, z, a);
 }
 
+template <int CHUNKS, class T>
+static cudaError_t launch_k2(float *scores, int64_t *indices, float *z, const sums_args &sums,
+                             const T *logits, const aux_args &a, cudaStream_t stream)
+{
+    return GPU_LAUNCH((aux_tokens_k2<CHUNKS, T>), sums_grid(a.t), dim3(GPU_WARP, sums_warps<CHUNKS>::COUNT),
+                      0, stream, scores, indices, z, sums, logits, a);
+}
+
+template <class T>
+static cudaError_t launch_together(float *scores, int64_t *indices, float *z, const sums_args &sums,
+                                   const T *logits, const aux_args &a, cudaStream_t stream)
+{
+    if (a.e <= 32)
+        return launch_k2<1, T>(scores, indices, z, sums, logits, a, stream);
+    if (a.e <= 64)
+        return launch_k2<2, T>(scores, indices, z, sums, logits, a, stream);
+    if (a.e <= 128)
+        return launch_k2<4, T>(scores, indices, z, sums, logits, a, stream);
+    return launch_k2<8, T>(scores, indices, z, sums, logits, a, stream);
+}
+
+/* k2: tokens and sums in one launch. */
+static cudaError_t run_together(const gpu_work *w, const aux_args &a)
+{
+    const gpu_tensor scores = gpu_operand(w->o, "aux_scores"), indices = gpu_operand(w->o, "aux_indices"),
+                     logits = gpu_operand(w->o, "logits");
+    float *z = (float *)w->ctx->workspace;
+    sums_args s = {{(const float *)scores.data, z, (const int64_t *)indices.data, a.t, a.e, a.k},
+                   {1, (int64_t *)gpu_operand(w->o, "tokens_per_expert").data,
+                    (float *)gpu_operand(w->o, "score_sums").data, (float *)gpu_operand(w->o, "z_sum").data,
+                    nullptr, nullptr},
+                   {},
+                   w->ctx->ticket};
+    sums_place(&s.all, (char *)w->ctx->workspace + aux_workspace(w->ctx, w->o), a.t, a.e);
+    return logits.dtype == ASSAY_F32 ? launch_together((float *)scores.data, (int64_t *)indices.data, z, s,
+                                                       (const float *)logits.data, a, w->stream)
+                                     : launch_together((float *)scores.data, (int64_t *)indices.data, z, s,
+                                                       (const bf16 *)logits.data, a, w->stream);
+}
+
+static size_t together_workspace(const gpu_ctx *ctx, const gpu_operands *o)
+{
+    const gpu_tensor logits = gpu_operand(o, "logits");
+    return aux_workspace(ctx, o) + sums_bytes(gpu_tensor_row_count(logits), gpu_tensor_cols(logits), 1);
+}
+
 static assay_status router_aux_fwd(const gpu_work *w)
 {
     const router_desc desc = router_desc_of(w->o), *d = &desc;
@@ -168,15 +233,17 @@ static assay_status router_aux_fwd(const gpu_work *w)
     ASSAY_TRY(aux_make_args(op, d, logits, &a));
     ASSAY_TRY(gpu_check_tensor(op, "aux_scores", aux_scores, ASSAY_F32, ASSAY_F32));
     ASSAY_TRY(gpu_check_tensor(op, "aux_indices", aux_indices, ASSAY_I64, ASSAY_I64));
-    ASSAY_TRY(gpu_check_tensor(op, "tokens_per_expert", tokens_per_expert, ASSAY_I64, ASSAY_I64));
-    ASSAY_TRY(gpu_check_tensor(op, "score_sums", score_sums, ASSAY_F32, ASSAY_F32));
     ASSAY_TRY(gpu_check_tensor(op, "z_sum", z_sum, ASSAY_F32, ASSAY_F32));
     ASSAY_TRY(gpu_check_shape2(op, "aux_scores", aux_scores, a.t, a.e));
     ASSAY_TRY(gpu_check_shape2(op, "aux_indices", aux_indices, a.t, a.k));
-    ASSAY_TRY(gpu_check_count(op, "tokens_per_expert", tokens_per_expert, a.e));
-    ASSAY_TRY(gpu_check_count(op, "score_sums", score_sums, a.e));
+    ASSAY_TRY(sums_check(op, tokens_per_expert, "tokens_per_expert", score_sums, "score_sums", 1, a.e));
     ASSAY_TRY(gpu_check_count(op, "z_sum", z_sum, 1));
-    ASSAY_TRY(gpu_check_workspace(op, w->ctx, aux_workspace(w->ctx, w->o)));
+    ASSAY_TRY(gpu_check_workspace(
+        op, w->ctx, w->variant < 2 ? aux_workspace(w->ctx, w->o) : together_workspace(w->ctx, w->o)));
+    if (w->variant >= 2) {
+        GPU_LAUNCHED(run_together(w, a), op);
+        return ASSAY_OK;
+    }
     float *z = (float *)w->ctx->workspace;
     if (a.t > 0)
         GPU_LAUNCHED(logits.dtype == ASSAY_F32
@@ -249,6 +316,11 @@ static assay_status router_aux_bwd(const gpu_work *w)
 }
 
 /* --- the ladder --------------------------------------------------------------------------------------------- */
+static bool row_in_registers(const gpu_ctx *, const gpu_operands *o)
+{
+    return gpu_tensor_cols(gpu_operand(o, "logits")) <= ROUTER_SUMS_EXPERTS;
+}
+
 /* z_sum is a softmax for either score function. */
 GPU_LADDER(router_aux_fwd) = {
     GPU_RUNG_IF("one thread a token, one an expert", router_aux_fwd, aux_workspace, NULL, NULL, GPU_SM_80,
@@ -259,6 +331,12 @@ GPU_LADDER(router_aux_fwd) = {
                 GPU_ADAPTS("aux_scores aux_indices tokens_per_expert score_sums",
                            GPU_TREE(GPU_WARP, GPU_ULP_EXP), router_ulp, ROUTER_ULP),
                 GPU_DECLARES("z_sum", GPU_TREE(GPU_WARP, GPU_ULP_EXP))),
+    GPU_RUNG_IF("one launch: the last block ends the sums; up to 256 experts", router_aux_fwd,
+                together_workspace, row_in_registers, NULL, GPU_SM_80,
+                GPU_ADAPTS("aux_scores aux_indices tokens_per_expert", GPU_TREE(GPU_WARP, GPU_ULP_EXP),
+                           router_ulp, ROUTER_ULP),
+                GPU_ADAPTS("score_sums", GPU_TREE(SUMS_LANES, GPU_ULP_EXP), router_ulp, ROUTER_ULP),
+                GPU_DECLARES("z_sum", GPU_TREE(SUMS_LANES, GPU_ULP_EXP))),
     GPU_LADDER_END,
 };
 GPU_LADDER(router_aux_loss) = {

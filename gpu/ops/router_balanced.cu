@@ -1,14 +1,17 @@
-/* The router and the statistics of its balancing losses in one pass over the tokens: router_fwd, then router_aux_fwd.  docs/OPS.md 10.
+/* The router and the statistics of its balancing losses: router_fwd, then router_aux_fwd, then router_seq_aux_fwd where it is asked for.
+ * docs/OPS.md 10.
  *
- *   k0  one thread for each token, one for each sum         fp32, sequential
- *   k1  one warp for each token: a row of logits is read    fp32, tree of 32 lanes
- *       once and stays in registers; one warp for each sum
+ *   k0  one thread for each token, one for each sum: a pass     fp32, sequential
+ *       over the tokens and one over the sums of each kind
+ *   k1  one launch.  One warp for each token: a row of logits   fp32, tree of 32 lanes; sums
+ *       is read once and stays in registers; each block sums    over the tokens a tree of 4096
+ *       its tokens, the last one the blocks (router_sums.cuh)
  *
- * The sums over the tokens are a second pass in one fixed order, router_aux_fwd's own.  k1 has the bits of router_fwd's and
- * router_aux_fwd's highest rungs (tests/gpu/test_router_balanced.c).  Up to 256 experts and 32 groups; the parts run otherwise. */
+ * k1 has the bits of the highest rungs of the three (tests/gpu/test_router_balanced.c).  Up to 256 experts and 32 groups, and 1024 sums
+ * of sequences (GPU_ROUTER_SEQ_SUMS); the parts run otherwise. */
+#include "gpu/ops/router_rows.cuh"
+#include "gpu/ops/router_sums.cuh"
 #include "gpu/ops/router_token.cuh"
-
-enum { BALANCED_MOST_EXPERTS = 256 };
 
 /* Where the first pass writes. */
 typedef struct balanced_out {
@@ -29,12 +32,14 @@ __global__ void router_balanced_k0(balanced_out out, const T *logits, const floa
 }
 
 template <int CHUNKS, class T>
-__global__ void router_balanced_k1(balanced_out out, const T *logits, const float *bias, router_args a,
-                                   aux_args aux)
+__global__ void __launch_bounds__(GPU_WARP *sums_warps<CHUNKS>::COUNT)
+    router_balanced_k1(balanced_out out, sums_args sums, const T *logits, const float *bias, router_args a,
+                       aux_args aux)
 {
-    GPU_SHARED_2D(float, kept, GPU_ROWS_PER_BLOCK, ROUTER_MAX_TOPK);
-    const int64_t step = (int64_t)gridDim.x * blockDim.y;
-    for (int64_t row = gpu_warp_row(); row < a.t; row += step) {
+    GPU_SHARED_2D(float, kept, sums_warps<CHUNKS>::COUNT, ROUTER_MAX_TOPK);
+    sums_clear(sums.all, sums.of);
+    sums_clear(sums.seq, sums.of);
+    for (int64_t row = sums_first(); row < a.t; row = sums_next(row)) {
         float logit[CHUNKS];
         router_warp_load<CHUNKS>(logit, logits + row * a.e, a.e);
         router_warp_row<CHUNKS>(out.indices + row * a.k, out.probs + row * a.k, out.scores + row * a.e,
@@ -43,30 +48,40 @@ __global__ void router_balanced_k1(balanced_out out, const T *logits, const floa
                              kept[threadIdx.y], logit, aux);
         __syncwarp(); /* kept is read no more */
     }
+    sums_finish(sums);
 }
 
 template <int CHUNKS, class T>
-static cudaError_t launch_warps(const balanced_out &out, gpu_tensor logits, gpu_tensor bias,
-                                const router_args &a, const aux_args &aux, cudaStream_t stream)
+static cudaError_t launch_warps(const balanced_out &out, const sums_args &sums, gpu_tensor logits,
+                                gpu_tensor bias, const router_args &a, const aux_args &aux,
+                                cudaStream_t stream)
 {
-    return GPU_LAUNCH((router_balanced_k1<CHUNKS, T>), gpu_grid(a.t, GPU_ROWS_PER_BLOCK), gpu_warp_block(), 0,
-                      stream, out, (const T *)logits.data, (const float *)bias.data, a, aux);
+    return GPU_LAUNCH((router_balanced_k1<CHUNKS, T>), sums_grid(a.t),
+                      dim3(GPU_WARP, sums_warps<CHUNKS>::COUNT), 0, stream, out, sums, (const T *)logits.data,
+                      (const float *)bias.data, a, aux);
 }
 
 template <class T>
-static cudaError_t launch(int variant, const balanced_out &out, gpu_tensor logits, gpu_tensor bias,
-                          const router_args &a, const aux_args &aux, cudaStream_t stream)
+static cudaError_t launch_k1(const balanced_out &out, const sums_args &sums, gpu_tensor logits,
+                             gpu_tensor bias, const router_args &a, const aux_args &aux, cudaStream_t stream)
 {
-    if (variant == 0)
-        return GPU_LAUNCH_NO_BARRIER(router_balanced_k0<T>, gpu_grid(a.t, GPU_BLOCK), dim3(GPU_BLOCK), 0,
-                                     stream, out, (const T *)logits.data, (const float *)bias.data, a, aux);
     if (a.e <= 32)
-        return launch_warps<1, T>(out, logits, bias, a, aux, stream);
+        return launch_warps<1, T>(out, sums, logits, bias, a, aux, stream);
     if (a.e <= 64)
-        return launch_warps<2, T>(out, logits, bias, a, aux, stream);
+        return launch_warps<2, T>(out, sums, logits, bias, a, aux, stream);
     if (a.e <= 128)
-        return launch_warps<4, T>(out, logits, bias, a, aux, stream);
-    return launch_warps<8, T>(out, logits, bias, a, aux, stream);
+        return launch_warps<4, T>(out, sums, logits, bias, a, aux, stream);
+    return launch_warps<8, T>(out, sums, logits, bias, a, aux, stream);
+}
+
+template <class T>
+static cudaError_t launch_k0(const balanced_out &out, gpu_tensor logits, gpu_tensor bias,
+                             const router_args &a, const aux_args &aux, cudaStream_t stream)
+{
+    return a.t == 0
+               ? cudaSuccess
+               : GPU_LAUNCH_NO_BARRIER(router_balanced_k0<T>, gpu_grid(a.t, GPU_BLOCK), dim3(GPU_BLOCK), 0,
+                                       stream, out, (const T *)logits.data, (const float *)bias.data, a, aux);
 }
 
 /* Outputs of one part: choices [T,K] and scores [T,E]. */
@@ -80,16 +95,57 @@ static assay_status check_rows(const char *op, const gpu_work *w, const char *ch
     return gpu_check_shape2(op, scores, s, a.t, a.e);
 }
 
-static assay_status check_sums(const char *op, const gpu_work *w, const router_args &a)
+/* 0: no sums of sequences are asked for. */
+static int64_t rows_of(const gpu_operands *o)
+{
+    return assay_op_attr_find(o->op, "rows") != nullptr ? gpu_operand_int(o, "rows") : 0;
+}
+
+static size_t workspace(const gpu_ctx *ctx, const gpu_operands *o)
+{
+    const int64_t e = gpu_tensor_cols(gpu_operand(o, "logits")),
+                  t = gpu_tensor_row_count(gpu_operand(o, "logits"));
+    return aux_workspace(ctx, o) + sums_bytes(t, e, 1) + sums_bytes(t, e, rows_of(o));
+}
+
+/* What is summed and where to, checked. */
+static assay_status make_sums(const char *op, const gpu_work *w, const router_args &a, sums_args *s)
 {
     const gpu_tensor counts = gpu_operand(w->o, "tokens_per_expert"), sums = gpu_operand(w->o, "score_sums"),
                      z = gpu_operand(w->o, "z_sum");
-    ASSAY_TRY(gpu_check_tensor(op, "tokens_per_expert", counts, ASSAY_I64, ASSAY_I64));
-    ASSAY_TRY(gpu_check_tensor(op, "score_sums", sums, ASSAY_F32, ASSAY_F32));
+    char *at = (char *)w->ctx->workspace + aux_workspace(w->ctx, w->o);
+    ASSAY_TRY(sums_check(op, counts, "tokens_per_expert", sums, "score_sums", 1, a.e));
     ASSAY_TRY(gpu_check_tensor(op, "z_sum", z, ASSAY_F32, ASSAY_F32));
-    ASSAY_TRY(gpu_check_count(op, "tokens_per_expert", counts, a.e));
-    ASSAY_TRY(gpu_check_count(op, "score_sums", sums, a.e));
-    return gpu_check_count(op, "z_sum", z, 1);
+    ASSAY_TRY(gpu_check_count(op, "z_sum", z, 1));
+    *s = sums_args{{(const float *)gpu_operand(w->o, "aux_scores").data, (const float *)w->ctx->workspace,
+                    (const int64_t *)gpu_operand(w->o, "aux_indices").data, a.t, a.e, a.k},
+                   {1, (int64_t *)counts.data, (float *)sums.data, (float *)z.data, nullptr, nullptr},
+                   {},
+                   w->ctx->ticket};
+    sums_place(&s->all, at, a.t, a.e);
+    if (assay_op_attr_find(w->o->op, "rows") == nullptr)
+        return ASSAY_OK;
+    const gpu_tensor seq_counts = gpu_operand(w->o, "seq_tokens_per_expert"),
+                     seq_sums = gpu_operand(w->o, "seq_score_sums");
+    const int64_t rows = rows_of(w->o);
+    ASSAY_TRY(router_check_rows(op, a.t, rows));
+    ASSAY_TRY(sums_check(op, seq_counts, "seq_tokens_per_expert", seq_sums, "seq_score_sums", rows, a.e));
+    s->seq = sums_to{rows, (int64_t *)seq_counts.data, (float *)seq_sums.data, nullptr, nullptr, nullptr};
+    sums_place(&s->seq, at + sums_bytes(a.t, a.e, 1), a.t, a.e);
+    return ASSAY_OK;
+}
+
+/* k0: the passes over the sums. */
+static cudaError_t sum_columns(const gpu_work *w, const sums_args &sums, const aux_args &aux)
+{
+    const gpu_tensor scores = gpu_operand(w->o, "aux_scores"), indices = gpu_operand(w->o, "aux_indices");
+    const cudaError_t e = router_aux_columns(
+        0, gpu_operand(w->o, "tokens_per_expert"), gpu_operand(w->o, "score_sums"),
+        gpu_operand(w->o, "z_sum"), scores, indices, (const float *)w->ctx->workspace, aux, w->stream);
+    if (e != cudaSuccess || sums.seq.rows == 0)
+        return e;
+    return router_seq_columns(0, gpu_operand(w->o, "seq_tokens_per_expert"),
+                              gpu_operand(w->o, "seq_score_sums"), scores, indices, sums.seq.rows, w->stream);
 }
 
 static assay_status router_balanced_fwd(const gpu_work *w)
@@ -97,9 +153,10 @@ static assay_status router_balanced_fwd(const gpu_work *w)
     const router_desc d = router_desc_of(w->o);
     const gpu_tensor logits = gpu_operand(w->o, "logits"), bias = gpu_operand(w->o, "expert_bias"),
                      probs = gpu_operand(w->o, "probs");
-    const char *op = "router_balanced_fwd";
+    const char *op = w->o->op->name;
     router_args a;
     aux_args aux;
+    sums_args sums;
     ASSAY_TRY(router_make_args(op, &d, logits, &a));
     ASSAY_TRY(aux_make_args(op, &d, logits, &aux));
     ASSAY_TRY(check_rows(op, w, "indices", "scores", a));
@@ -107,45 +164,58 @@ static assay_status router_balanced_fwd(const gpu_work *w)
     ASSAY_TRY(gpu_check_tensor(op, "probs", probs, ASSAY_F32, ASSAY_F32));
     ASSAY_TRY(gpu_check_shape2(op, "probs", probs, a.t, a.k));
     ASSAY_TRY(router_check_bias(op, bias, a));
-    ASSAY_TRY(check_sums(op, w, a));
-    ASSAY_TRY(gpu_check_workspace(op, w->ctx, aux_workspace(w->ctx, w->o)));
+    ASSAY_TRY(make_sums(op, w, a, &sums));
+    ASSAY_TRY(gpu_check_workspace(op, w->ctx, workspace(w->ctx, w->o)));
     const balanced_out out = {(int64_t *)gpu_operand(w->o, "indices").data,
                               (int64_t *)gpu_operand(w->o, "aux_indices").data,
                               (float *)probs.data,
                               (float *)gpu_operand(w->o, "scores").data,
                               (float *)gpu_operand(w->o, "aux_scores").data,
                               (float *)w->ctx->workspace};
-    if (a.t > 0)
-        GPU_LAUNCHED(logits.dtype == ASSAY_F32
-                         ? launch<float>(w->variant, out, logits, bias, a, aux, w->stream)
-                         : launch<bf16>(w->variant, out, logits, bias, a, aux, w->stream),
+    const bool f32 = logits.dtype == ASSAY_F32;
+    if (w->variant > 0) {
+        GPU_LAUNCHED(f32 ? launch_k1<float>(out, sums, logits, bias, a, aux, w->stream)
+                         : launch_k1<bf16>(out, sums, logits, bias, a, aux, w->stream),
                      op);
-    GPU_LAUNCHED(router_aux_columns(w->variant, gpu_operand(w->o, "tokens_per_expert"),
-                                    gpu_operand(w->o, "score_sums"), gpu_operand(w->o, "z_sum"),
-                                    gpu_operand(w->o, "aux_scores"), gpu_operand(w->o, "aux_indices"), out.z,
-                                    aux, w->stream),
+        return ASSAY_OK;
+    }
+    GPU_LAUNCHED(f32 ? launch_k0<float>(out, logits, bias, a, aux, w->stream)
+                     : launch_k0<bf16>(out, logits, bias, a, aux, w->stream),
                  op);
+    GPU_LAUNCHED(sum_columns(w, sums, aux), op);
     return ASSAY_OK;
 }
 
-/* --- the ladder --------------------------------------------------------------------------------------------- */
+/* --- the ladders -------------------------------------------------------------------------------------------- */
 static bool row_in_registers(const gpu_ctx *, const gpu_operands *o)
 {
-    return gpu_operand_int(o, "num_groups") <= GPU_WARP &&
-           gpu_tensor_cols(gpu_operand(o, "logits")) <= BALANCED_MOST_EXPERTS;
+    const int64_t e = gpu_tensor_cols(gpu_operand(o, "logits"));
+    return gpu_operand_int(o, "num_groups") <= GPU_WARP && e <= ROUTER_SUMS_EXPERTS &&
+           (rows_of(o) == 0 || router_sums_in_one_launch(rows_of(o), e));
 }
 
-#define BALANCED_SUMS "aux_scores aux_indices tokens_per_expert score_sums"
-GPU_LADDER(router_balanced_fwd) = {
-    GPU_RUNG_IF("one thread a token, one a sum", router_balanced_fwd, aux_workspace, NULL, NULL, GPU_SM_80,
-                GPU_ADAPTS("probs " BALANCED_SUMS, GPU_SEQUENTIAL(GPU_ULP_EXP), router_ulp, ROUTER_ULP),
-                GPU_ADAPTS("scores indices", GPU_SEQUENTIAL(GPU_ULP_EXP), router_score_arith, ROUTER_SCORES),
-                GPU_DECLARES("z_sum", GPU_SEQUENTIAL(GPU_ULP_EXP))),
-    GPU_RUNG_IF("one warp a token, the row read once; one a sum; up to 256 experts", router_balanced_fwd,
-                aux_workspace, row_in_registers, NULL, GPU_SM_80,
-                GPU_ADAPTS("probs " BALANCED_SUMS, GPU_TREE(GPU_WARP, GPU_ULP_EXP), router_ulp, ROUTER_ULP),
-                GPU_ADAPTS("scores indices", GPU_TREE(GPU_WARP, GPU_ULP_EXP), router_score_arith,
-                           ROUTER_SCORES),
-                GPU_DECLARES("z_sum", GPU_TREE(GPU_WARP, GPU_ULP_EXP))),
-    GPU_LADDER_END,
-};
+#define BALANCED_SCORES "aux_scores aux_indices tokens_per_expert"
+#define BALANCED_RUNGS(k0_sequences, k1_sequences)                                                           \
+    {                                                                                                        \
+        GPU_RUNG_IF(                                                                                         \
+            "one thread a token, one a sum", router_balanced_fwd, workspace, NULL, NULL, GPU_SM_80,          \
+            GPU_ADAPTS("probs score_sums " BALANCED_SCORES, GPU_SEQUENTIAL(GPU_ULP_EXP), router_ulp,         \
+                       ROUTER_ULP),                                                                          \
+            GPU_ADAPTS("scores indices", GPU_SEQUENTIAL(GPU_ULP_EXP), router_score_arith, ROUTER_SCORES),    \
+            GPU_DECLARES("z_sum", GPU_SEQUENTIAL(GPU_ULP_EXP)), k0_sequences),                               \
+            GPU_RUNG_IF("one launch: one warp a token, the row read once; the last block ends the sums; up " \
+                        "to 256 experts",                                                                    \
+                        router_balanced_fwd, workspace, row_in_registers, NULL, GPU_SM_80,                   \
+                        GPU_ADAPTS("probs " BALANCED_SCORES, GPU_TREE(GPU_WARP, GPU_ULP_EXP), router_ulp,    \
+                                   ROUTER_ULP),                                                              \
+                        GPU_ADAPTS("scores indices", GPU_TREE(GPU_WARP, GPU_ULP_EXP), router_score_arith,    \
+                                   ROUTER_SCORES),                                                           \
+                        GPU_ADAPTS("score_sums", GPU_TREE(SUMS_LANES, GPU_ULP_EXP), router_ulp, ROUTER_ULP), \
+                        GPU_DECLARES("z_sum", GPU_TREE(SUMS_LANES, GPU_ULP_EXP)), k1_sequences),             \
+            GPU_LADDER_END                                                                                   \
+    }
+
+GPU_LADDER(router_balanced_fwd) = BALANCED_RUNGS({}, {});
+GPU_LADDER(router_balanced_seq_fwd) = BALANCED_RUNGS(
+    GPU_DECLARES("seq_tokens_per_expert seq_score_sums", GPU_SEQUENTIAL(0)),
+    GPU_ADAPTS("seq_tokens_per_expert seq_score_sums", GPU_TREE(SUMS_LANES, 0), sums_seq_arith, SUMS_SEQ));

@@ -1,8 +1,11 @@
 /* Counts of a router: sums of interleaved sequences, counts of a step, update of the expert bias.  docs/OPS.md 7.
  *
  *   k0  one thread for each sum                       fp32, sequential
- *   k1  one warp for each sum                         fp32, tree of 32 lanes */
+ *   k1  one warp for each sum                         fp32, tree of 32 lanes
+ *   k2  a block for each tile of tokens, the last     fp32, tree of 4096 lanes
+ *       one ends the sums (router_sums.cuh) */
 #include "gpu/ops/router_rows.cuh"
+#include "gpu/ops/router_sums.cuh"
 
 typedef struct seq_args {
     int64_t t, e, k;
@@ -49,6 +52,12 @@ __global__ void seq_columns_k1(int64_t *tokens_per_expert, float *score_sums, co
     }
 }
 
+__global__ void __launch_bounds__(GPU_WARP *SUMS_TILE) seq_columns_k2(sums_args sums)
+{
+    sums_clear(sums.seq, sums.of);
+    sums_finish(sums);
+}
+
 /* bias += rate sign(mean(n) - n_e), exactly: n_e E against the sum. */
 __global__ void expert_bias_k0(float *bias, const int64_t *tokens_per_expert, float rate, int64_t experts)
 {
@@ -62,6 +71,25 @@ __global__ void expert_bias_k0(float *bias, const int64_t *tokens_per_expert, fl
     }
 }
 
+cudaError_t router_seq_columns(int variant, gpu_tensor tokens_per_expert, gpu_tensor sums, gpu_tensor scores,
+                               gpu_tensor indices, int64_t rows, cudaStream_t stream)
+{
+    const seq_args a = {gpu_tensor_row_count(scores), gpu_tensor_cols(scores), gpu_tensor_cols(indices)};
+    if (variant == 0)
+        return GPU_LAUNCH_NO_BARRIER(seq_columns_k0, gpu_grid(rows * a.e, GPU_BLOCK), dim3(GPU_BLOCK), 0,
+                                     stream, (int64_t *)tokens_per_expert.data, (float *)sums.data,
+                                     (const float *)scores.data, (const int64_t *)indices.data, rows, a);
+    return GPU_LAUNCH(seq_columns_k1, gpu_grid(rows * a.e, GPU_ROWS_PER_BLOCK), gpu_warp_block(), 0, stream,
+                      (int64_t *)tokens_per_expert.data, (float *)sums.data, (const float *)scores.data,
+                      (const int64_t *)indices.data, rows, a);
+}
+
+static size_t seq_workspace(const gpu_ctx *, const gpu_operands *o)
+{
+    const gpu_tensor scores = gpu_operand(o, "aux_scores");
+    return sums_bytes(gpu_tensor_row_count(scores), gpu_tensor_cols(scores), gpu_operand_int(o, "rows"));
+}
+
 static assay_status router_seq_aux_fwd(const gpu_work *w)
 {
     const gpu_tensor scores = gpu_operand(w->o, "aux_scores"), indices = gpu_operand(w->o, "aux_indices"),
@@ -71,23 +99,22 @@ static assay_status router_seq_aux_fwd(const gpu_work *w)
     const int64_t rows = gpu_operand_int(w->o, "rows");
     ASSAY_TRY(gpu_check_tensor(op, "aux_scores", scores, ASSAY_F32, ASSAY_F32));
     ASSAY_TRY(gpu_check_tensor(op, "aux_indices", indices, ASSAY_I64, ASSAY_I64));
-    ASSAY_TRY(gpu_check_tensor(op, "tokens_per_expert", tokens_per_expert, ASSAY_I64, ASSAY_I64));
-    ASSAY_TRY(gpu_check_tensor(op, "score_sums", sums, ASSAY_F32, ASSAY_F32));
     const seq_args a = {gpu_tensor_row_count(scores), gpu_tensor_cols(scores), gpu_tensor_cols(indices)};
     ASSAY_TRY(gpu_check_shape2(op, "aux_indices", indices, a.t, a.k));
     ASSAY_TRY(router_check_rows(op, a.t, rows));
-    ASSAY_TRY(gpu_check_shape2(op, "tokens_per_expert", tokens_per_expert, rows, a.e));
-    ASSAY_TRY(gpu_check_shape2(op, "score_sums", sums, rows, a.e));
-    cudaError_t e;
-    if (w->variant == 0)
-        e = GPU_LAUNCH_NO_BARRIER(seq_columns_k0, gpu_grid(rows * a.e, GPU_BLOCK), dim3(GPU_BLOCK), 0,
-                                  w->stream, (int64_t *)tokens_per_expert.data, (float *)sums.data,
-                                  (const float *)scores.data, (const int64_t *)indices.data, rows, a);
-    else
-        e = GPU_LAUNCH(seq_columns_k1, gpu_grid(rows * a.e, GPU_ROWS_PER_BLOCK), gpu_warp_block(), 0,
-                       w->stream, (int64_t *)tokens_per_expert.data, (float *)sums.data,
-                       (const float *)scores.data, (const int64_t *)indices.data, rows, a);
-    GPU_LAUNCHED(e, op);
+    ASSAY_TRY(sums_check(op, tokens_per_expert, "tokens_per_expert", sums, "score_sums", rows, a.e));
+    if (w->variant < 2) {
+        GPU_LAUNCHED(
+            router_seq_columns(w->variant, tokens_per_expert, sums, scores, indices, rows, w->stream), op);
+        return ASSAY_OK;
+    }
+    ASSAY_TRY(gpu_check_workspace(op, w->ctx, seq_workspace(w->ctx, w->o)));
+    sums_args s = {{(const float *)scores.data, nullptr, (const int64_t *)indices.data, a.t, a.e, a.k},
+                   {},
+                   {rows, (int64_t *)tokens_per_expert.data, (float *)sums.data, nullptr, nullptr, nullptr},
+                   w->ctx->ticket};
+    sums_place(&s.seq, w->ctx->workspace, a.t, a.e);
+    GPU_LAUNCHED(GPU_LAUNCH(seq_columns_k2, sums_grid(a.t), dim3(GPU_WARP, SUMS_TILE), 0, w->stream, s), op);
     return ASSAY_OK;
 }
 
@@ -137,11 +164,21 @@ static assay_status expert_bias_update(const gpu_work *w)
 }
 
 /* --- the ladders -------------------------------------------------------------------------------------------- */
+static bool few_sums(const gpu_ctx *, const gpu_operands *o)
+{
+    return router_sums_in_one_launch(gpu_operand_int(o, "rows"),
+                                     gpu_tensor_cols(gpu_operand(o, "aux_scores")));
+}
+
 GPU_LADDER(router_seq_aux_fwd) = {
     GPU_RUNG("one thread a sum", router_seq_aux_fwd,
              GPU_DECLARES("tokens_per_expert score_sums", GPU_SEQUENTIAL(0))),
     GPU_RUNG("one warp a sum", router_seq_aux_fwd,
              GPU_DECLARES("tokens_per_expert score_sums", GPU_TREE(GPU_WARP, 0))),
+    GPU_RUNG_IF("scores are read in rows, the last block ends the sums; up to 1024 sums", router_seq_aux_fwd,
+                seq_workspace, few_sums, NULL, GPU_SM_80,
+                GPU_ADAPTS("tokens_per_expert score_sums", GPU_TREE(SUMS_LANES, 0), sums_seq_arith,
+                           SUMS_SEQ)),
     GPU_LADDER_END,
 };
 GPU_LADDER(running_counts) = {

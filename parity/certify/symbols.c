@@ -71,8 +71,9 @@ bool certify_sums_rows(const assay_op *op, const char *slot)
 
 bool certify_has_own_rows(const assay_op *op)
 {
-    static const char *const of_all_rows[] = {"router_aux_fwd", "router_aux_bwd", "router_drop",
-                                              "permute_plan", "router_seq_aux_fwd"};
+    static const char *const of_all_rows[] = {"router_aux_fwd",     "router_aux_bwd",
+                                              "router_drop",        "permute_plan",
+                                              "router_seq_aux_fwd", "router_balanced_seq_fwd"};
     bool any = false;
     for (size_t i = 0; i < sizeof of_all_rows / sizeof *of_all_rows; i++)
         if (strcmp(op->name, of_all_rows[i]) == 0)

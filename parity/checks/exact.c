@@ -50,9 +50,9 @@ parity_exact_freedom parity_exact_free_of(const char *op, const char *slot, int6
         return strcmp(slot, "aux_indices") != 0 && strcmp(slot, "tokens_per_expert") != 0 ? all : none;
     if (strcmp(op, "router_fwd") == 0)
         return strcmp(slot, "indices") != 0 ? all : none;
-    if (strcmp(op, "router_balanced_fwd") == 0)
+    if (strcmp(op, "router_balanced_fwd") == 0 || strcmp(op, "router_balanced_seq_fwd") == 0)
         return strcmp(slot, "indices") != 0 && strcmp(slot, "aux_indices") != 0 &&
-                       strcmp(slot, "tokens_per_expert") != 0
+                       strcmp(slot, "tokens_per_expert") != 0 && strcmp(slot, "seq_tokens_per_expert") != 0
                    ? all
                    : none;
     if (strcmp(op, "cross_entropy_stats") == 0)

@@ -145,17 +145,23 @@ static void add_loss(plan *p, const char *at, balance_kind kind, plan_tensor sum
     plan_int(p, "topk", p->job->config->moe_router_topk);
 }
 
-static void seq_forward(plan *p, plan_moe_saved *s, plan_tensor scores, plan_tensor indices)
+/* Counts and sums of the sequences, in front of every loss. */
+static void seq_statistics(plan *p, plan_tensor scores, plan_tensor indices, plan_tensor *counts,
+                           plan_tensor *sums)
 {
     static const char at[] = "mlp.router.seq_aux";
-    const plan_tensor counts = own_counts(p, at, p->B),
-                      sums = plan_value(p, at, "score_sums", p->accumulated);
+    *counts = own_counts(p, at, p->B);
+    *sums = plan_value(p, at, "score_sums", p->accumulated);
     plan_add(p, "router_seq_aux_fwd", at);
     plan_in(p, "aux_scores", scores);
     plan_in(p, "aux_indices", indices);
-    plan_out(p, "tokens_per_expert", counts);
-    plan_out(p, "score_sums", sums);
+    plan_out(p, "tokens_per_expert", *counts);
+    plan_out(p, "score_sums", *sums);
     plan_int(p, "rows", p->B);
+}
+
+static void seq_forward(plan *p, plan_moe_saved *s, plan_tensor counts, plan_tensor sums)
+{
     s->seq_counts = sum_counts(p, "mlp.router.seq_aux_counts", ASSAY_GROUP_TP_CP, p->B, counts);
     add_loss(p, "mlp.router.seq_aux_loss", OF_SEQUENCES, sums, s->seq_counts, NULL);
 }
@@ -191,12 +197,15 @@ void plan_balancing_forward(plan *p, plan_moe_saved *s)
     plan_out(p, "score_sums", sums);
     plan_out(p, "z_sum", z);
     plan_choice_attrs(p);
+    plan_tensor seq_counts, seq_sums;
+    if (has_seq(p))
+        seq_statistics(p, scores, indices, &seq_counts, &seq_sums);
     if (has_aux(p)) {
         s->aux_counts = sum_counts(p, "mlp.router.aux_counts", plan_sharing_group(p), 1, counts);
         add_loss(p, "mlp.router.aux_loss", OF_MICROBATCH, sums, s->aux_counts, &z);
     }
     if (has_seq(p))
-        seq_forward(p, s, scores, indices);
+        seq_forward(p, s, seq_counts, seq_sums);
     if (has_global(p))
         global_forward(p, s, counts, sums);
 }

@@ -113,6 +113,9 @@ const parity_ask_large_row parity_ask_large_table[] = {
     {"router_fwd", ROUTER},
     {"router_bwd", ROUTER},
     {"router_aux_fwd", {"T=16384 E=64 K=8 | topk=K score_function=softmax"}},
+    {"router_balanced_seq_fwd",
+     {"T=12288 E=16 K=2 B=6 bias=0 | rows=B topk=K score_function=softmax pre_softmax=true "
+      "norm_topk_prob=true scaling_factor=1.0 num_groups=0 group_topk=0"}},
     {"permute_plan", {"T=16384 K=8 E=64 R=131072 | experts=E rows=R"}},
     {"gather_rows", {"m=8192 n=65536 H=256", "m=4096 n=8192 H=2048"}},
     {"combine_rows", COMBINE},

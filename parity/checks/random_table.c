@@ -206,6 +206,24 @@
             "T=0 E=4 K=2 bias=0 | " ROUTER                                                                   \
             "softmax pre_softmax=true norm_topk_prob=true num_groups=0 group_topk=0"                         \
     }
+/* Of interleaved sequences: fewer and more tokens than a block has, an odd number of rows, more sums than one block ends. */
+#define SEQ_ROUTER_SIZES                                                                                     \
+    {                                                                                                        \
+        "T=9 E=7 K=3 B=3 bias=0 | rows=B " ROUTER                                                            \
+        "softmax pre_softmax=true norm_topk_prob=true num_groups=0 group_topk=0",                            \
+            "T=70 E=40 K=4 B=2 bias=0 | rows=B " ROUTER                                                      \
+            "softmax pre_softmax=false norm_topk_prob=false num_groups=0 group_topk=0",                      \
+            "T=35 E=70 K=4 B=5 bias=1 | rows=B " ROUTER                                                      \
+            "sigmoid pre_softmax=false norm_topk_prob=true num_groups=5 group_topk=2",                       \
+            "T=8 E=130 K=6 B=8 bias=0 | rows=B " ROUTER                                                      \
+            "softmax pre_softmax=false norm_topk_prob=false num_groups=13 group_topk=3",                     \
+            "T=4 E=160 K=3 B=1 bias=1 | rows=B " ROUTER                                                      \
+            "sigmoid pre_softmax=false norm_topk_prob=false num_groups=0 group_topk=0",                      \
+            "T=6 E=300 K=8 B=2 bias=0 | rows=B " ROUTER                                                      \
+            "softmax pre_softmax=true norm_topk_prob=false num_groups=0 group_topk=0",                       \
+            "T=0 E=4 K=2 B=2 bias=0 | rows=B " ROUTER                                                        \
+            "softmax pre_softmax=true norm_topk_prob=true num_groups=0 group_topk=0"                         \
+    }
 #define AUX "topk=K score_function="
 #define AUX_SIZES                                                                                            \
     {                                                                                                        \
@@ -452,6 +470,12 @@ const parity_ask_row parity_ask_table[] = {
     {"router_balanced_fwd",
      {{SLOT("logits", F32), .scale = 3}, {.name = "expert_bias", .when = "bias", .scale = 0.1}},
      ROUTER_SIZES},
+    {"router_balanced_seq_fwd",
+     {{.name = "logits", .scale = 3}, {.name = "expert_bias", .when = "bias", .scale = 0.1}},
+     SEQ_ROUTER_SIZES},
+    {"router_balanced_seq_fwd",
+     {{SLOT("logits", F32), .scale = 3}, {.name = "expert_bias", .when = "bias", .scale = 0.1}},
+     SEQ_ROUTER_SIZES},
     {"router_aux_loss",
      {{SLOT("logits", F32), .shape = "T,E", .scale = 3, .hidden = true},
       {SLOT("score_sums", FROM), .of = "router_aux_fwd.score_sums", .shape = "E"},

@@ -80,16 +80,19 @@ assay_status ref_bound_router_aux_sums(ref_pair score_sums, ref_pair z_sum, ref_
     return ASSAY_OK;
 }
 
-assay_status ref_bound_router_seq_aux_sums(ref_pair score_sums, const double *aux_scores, int64_t rows,
+assay_status ref_bound_router_seq_aux_sums(ref_pair score_sums, ref_pair aux_scores, int64_t rows,
                                            const ref_router_desc *desc, const ref_declared *d)
 {
     const int64_t e = desc->experts, t = desc->tokens / rows;
     double *terms = calloc((size_t)(2 * t + 1), sizeof *terms);
     ASSAY_CHECK(terms, ASSAY_OUT_OF_MEMORY, "router_seq_aux_fwd: %lld tokens", (long long)desc->tokens);
     for (int64_t j = 0; j < rows * e; j++) {
-        for (int64_t i = 0; i < t; i++)
-            terms[i] = aux_scores[(i * rows + j / e) * e + j % e];
-        const ref_iv sum = ref_sum_terms(terms, terms + t, t, &d->order); /* the scores are exact */
+        for (int64_t i = 0; i < t; i++) {
+            const int64_t at = (i * rows + j / e) * e + j % e;
+            terms[i] = aux_scores.y[at];
+            terms[t + i] = aux_scores.b ? aux_scores.b[at] : 0.0;
+        }
+        const ref_iv sum = ref_sum_terms(terms, terms + t, t, &d->order);
         score_sums.y[j] = sum.v;
         score_sums.b[j] = sum.b;
     }

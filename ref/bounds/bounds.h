@@ -188,7 +188,8 @@ void ref_bound_router_aux_scores(ref_pair aux_scores, const double *logits, cons
 assay_status ref_bound_router_aux_sums(ref_pair score_sums, ref_pair z_sum, ref_pair aux_scores,
                                        const double *logits, const ref_router_desc *desc,
                                        const ref_declared *d);
-assay_status ref_bound_router_seq_aux_sums(ref_pair score_sums, const double *aux_scores, int64_t rows,
+/* aux_scores.b NULL: they are exact. */
+assay_status ref_bound_router_seq_aux_sums(ref_pair score_sums, ref_pair aux_scores, int64_t rows,
                                            const ref_router_desc *desc, const ref_declared *d);
 assay_status ref_bound_router_aux_loss(ref_pair losses, const double *score_sums, const int64_t *counts,
                                        const double *z_sum, const ref_balance *b, const ref_router_desc *desc,

@@ -327,7 +327,7 @@ static void running_counts(op_call *c, assay_dtype act, data_mode mode, const in
 
 Test(gpu_ops, router_seq_aux_fwd)
 {
-    hold(&(op_law){"router_seq_aux_fwd", "router", 2, true, seq_aux_fwd, OP_SIZES(router_sizes)});
+    hold(&(op_law){"router_seq_aux_fwd", "router", 3, true, seq_aux_fwd, OP_SIZES(router_sizes)});
 }
 Test(gpu_ops, router_aux_loss_of_sequences)
 {
@@ -343,7 +343,7 @@ Test(gpu_ops, running_counts)
 }
 Test(gpu_ops, router_aux_fwd)
 {
-    hold(&(op_law){"router_aux_fwd", "router", 2, false, router_aux_fwd, OP_SIZES(router_sizes)});
+    hold(&(op_law){"router_aux_fwd", "router", 3, false, router_aux_fwd, OP_SIZES(router_sizes)});
 }
 Test(gpu_ops, router_aux_loss)
 {
