@@ -211,6 +211,7 @@ typedef struct gpu_model {
     int64_t s0, sl;              /* this tp rank's sequence piece: rows of the local sequence */
     assay_sequence gathered;     /* those of its cp group, one rank after the other */
     int64_t *sequence_rows;      /* [tp]: rows of s of every tp rank */
+    int64_t *split_rows;         /* [tp]: rows of a split of each, as its reduce-scatter is called */
     int64_t *region_rows;        /* [cp]: rows of s of every cp rank */
     int64_t *one_each;           /* [cp]: 1 */
     assay_sequence *ring;        /* [cp]: positions of the cp rank i places before this one */

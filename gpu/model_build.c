@@ -143,11 +143,13 @@ assay_status gpu_model_create(gpu_model *m, gpu_run *run, const assay_model_conf
     m->eps = (double)(float)config->layernorm_epsilon;
     ASSAY_TRY(assay_recompute_from_options(&m->recompute, options));
     m->sequence_rows = calloc((size_t)m->tp, sizeof *m->sequence_rows);
+    m->split_rows = calloc((size_t)m->tp, sizeof *m->split_rows);
     m->region_rows = calloc((size_t)m->cp, sizeof *m->region_rows);
     m->one_each = calloc((size_t)m->cp, sizeof *m->one_each);
     m->ring = calloc((size_t)m->cp, sizeof *m->ring);
     m->ring_position = calloc((size_t)m->cp, sizeof *m->ring_position);
-    ASSAY_CHECK(m->sequence_rows && m->region_rows && m->one_each && m->ring && m->ring_position,
+    ASSAY_CHECK(m->sequence_rows && m->split_rows && m->region_rows && m->one_each && m->ring &&
+                    m->ring_position,
                 ASSAY_OUT_OF_MEMORY, "model: rows of %d tp, %d cp ranks", m->tp, m->cp);
     m->heads = config->num_attention_heads / m->tp;
     m->kv_shared = grid->size[ASSAY_AXIS_KV] > 1;
@@ -514,6 +516,7 @@ void gpu_model_destroy(gpu_model *m)
     free(m->chunks);
     free(m->params);
     free(m->sequence_rows);
+    free(m->split_rows);
     free(m->region_rows);
     free(m->one_each);
     free(m->ring);

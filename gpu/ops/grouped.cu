@@ -5,8 +5,8 @@
  *   k1  cuBLASLt, experts one after the other; dweight as in        simulator: sequential fma
  *       linear.cu                                                   sm_90 and bf16: tensor core, k_step 16,
  *                                                                   guard bits 2; otherwise: order unknown
- *   k2  all experts in one launch, bf16 on matrix units:            sm_90, simulator: tensor core, k_step 16,
- *       grouped_mma.cu                                              guard bits 2; otherwise: order unknown
+ *   k2  all experts in one launch, bf16 on matrix units,            sm_90, simulator: tensor core, k_step 16,
+ *       of any width: grouped_mma.cu                                guard bits 2; otherwise: order unknown
  *       F32 in tiles: grouped_tiles.cu                              fp32, sequential fma
  *   k3  the same by warpgroups and tensor maps (bf16, capability    as k2
  *       9.0 alone): grouped_sm90.cu; chosen only when asked for,

@@ -132,10 +132,12 @@ __device__ static __forceinline__ void grouped_put_nobodys(T *out, int rows, int
             gpu_store(out + (int64_t)(i / TILE) * n + i % TILE, NAN);
 }
 
-/* Whether k2 takes the product of all experts on matrix units: bf16, widths that are multiples of 8, addresses of 16, 1 to 65535 experts. */
+/* Whether k2 takes the product of all experts on matrix units: bf16, 1 to 65535 experts, any width up to 65535 tiles. */
 bool gpu_grouped_takes_mma(const product *p);
 /* In one launch; for an expert without rows nothing is added, or zeros are written. */
 assay_status gpu_grouped_mma(const gpu_work *w, const product *p);
+/* Whether it copies, and k3 can copy, 16 bytes at a time: widths that are multiples of 8, addresses of 16. */
+bool gpu_grouped_in_eights(const product *p);
 
 /* The same in F32, of any width up to 65535 tiles. */
 bool gpu_grouped_takes_tiles(const product *p);

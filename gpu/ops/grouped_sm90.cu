@@ -242,5 +242,6 @@ assay_status gpu_grouped_sm90(const gpu_work *w, const product *p)
 
 bool gpu_grouped_takes_sm90(const gpu_ctx *ctx, const product *p)
 {
-    return sm90_has_code(ctx) && gpu_grouped_takes_mma(p) && p->n > 0 && (p->a_is_km ? p->m : p->k) > 0;
+    return sm90_has_code(ctx) && gpu_grouped_takes_mma(p) && gpu_grouped_in_eights(p) && p->n > 0 &&
+           (p->a_is_km ? p->m : p->k) > 0;
 }

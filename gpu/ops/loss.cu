@@ -1,17 +1,23 @@
 /* Vocabulary-parallel cross entropy: statistics of the local piece, loss, gradient.  docs/OPS.md 8.
  *
  *   k0  one thread for each row, maximum first, then the sum             fp32, sequential, two-pass
- *   k1  one warp for each row, one pass: every lane keeps a running      fp32, tree of 32 lanes, tile below
- *       maximum and sum over eight elements at a time, joined at the
- *       end by one maximum and one tree
- *   k2  the same with 256 threads for each row, for large vocabularies   fp32, tree of 256 lanes, tile below
+ *   k1  one warp for each row, one pass: every lane keeps a sum beside   fp32, tree of 256 lanes, exp below
+ *       a reference, its maximum rounded up to a multiple of
+ *       LOSS_QUANTUM, over eight elements at a time, joined at the end
+ *   k2  the same with 256 threads for each row, for large vocabularies   fp32, tree of 2048 lanes, exp below
  *
  * loss is one thread for each token; bwd is one for each element (k0), or for four times four of a row (k1): neighbours read 16 bytes next
- * to each other, so that a warp asks for whole sectors of fp32, and four such reads are under way.  The tile of k1 and k2 of the statistics
- * is eight elements of every lane; at the end a sum is rescaled once more for the warp, and once for the block. */
+ * to each other, so that a warp asks for whole sectors of fp32, and four such reads are under way.
+ *
+ * The statistics in one pass.  A lane's eight numbers are added in a tree of three levels before its sum takes them: with the lanes that is a
+ * tree of eight times as many.  The reference moves by whole quanta, not with every new maximum, so how often a sum is rescaled does not
+ * grow with the vocabulary: an element that lies s below the row's maximum is rescaled at most ceil(s/LOSS_QUANTUM) times, by exp of a
+ * number that no subtraction has rounded, and once at the end, straight to that maximum.  All of it is declared as error of exp(l - max),
+ * LOSS_ULP (docs/TOLERANCES.md 4 counts it up). */
 #include "gpu/vector.cuh"
 
 enum { LOSS_UNROLL = 8, LOSS_BLOCK = 256, LOSS_WIDE = 4096, LOSS_IGNORE = -100 };
+enum { LOSS_QUANTUM = 4, LOSS_ULP = 8 };
 enum { LOSS_FOUR = 4, LOSS_FOURS = 4 }; /* columns of a read, reads of a thread */
 
 __device__ static __forceinline__ float finite_max(float m)
@@ -47,50 +53,53 @@ __global__ void cross_entropy_stats_k0(float *stats, const float *logits, const 
     }
 }
 
-/* Joins the lanes' (m, sum): the largest maximum, then one rescaling of each sum. */
-__device__ static __forceinline__ void join_warp(float *m, float *sum)
+/* The sum of eight, in three levels. */
+__device__ static __forceinline__ float sum_of_eight(const float (&v)[LOSS_UNROLL])
 {
-    const float larger = fmaxf(-INFINITY, gpu_warp_max(*m));
-    *sum = gpu_warp_sum(*sum * rescale(*m, finite_max(larger)));
-    *m = larger;
+    return ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
 }
 
-/* THREADS threads for a row: blockDim = (THREADS, rows of a block). */
+/* THREADS threads for a row: blockDim = (THREADS, rows of a block).  The barriers: who writes a row's maxima has read the row before's;
+ * sums are written behind the first and read behind the second. */
 template <int THREADS>
 __global__ void cross_entropy_stats_online(float *stats, const float *logits, const int64_t *targets,
                                            int64_t vocab_start, int64_t t, int64_t v)
 {
     GPU_SHARED_2D(float, joined, 2, LOSS_BLOCK / GPU_WARP);
+    const int warp = (int)threadIdx.x / GPU_WARP, lane = (int)threadIdx.x % GPU_WARP;
     const int64_t step = (int64_t)gridDim.x * blockDim.y;
     for (int64_t row = (int64_t)blockIdx.x * blockDim.y + threadIdx.y; row < t; row += step) {
         const float *l = logits + row * v;
-        float m = -INFINITY, sum = 0.0f;
+        float m = -INFINITY, reference = -INFINITY, sum = 0.0f;
         for (int64_t base = threadIdx.x; base < v; base += THREADS * LOSS_UNROLL) {
-            float x[LOSS_UNROLL], larger = m;
+            float x[LOSS_UNROLL];
             for (int u = 0; u < LOSS_UNROLL; ++u) {
                 x[u] = base + u * THREADS < v ? l[base + u * THREADS] : -INFINITY;
-                larger = fmaxf(larger, x[u]);
+                m = fmaxf(m, x[u]);
             }
-            const float reference = finite_max(larger);
-            sum *= rescale(m, reference);
+            if (m > reference) {
+                const float up = (float)LOSS_QUANTUM * ceilf(m * (1.0f / LOSS_QUANTUM));
+                sum *= rescale(reference, up);
+                reference = up;
+            }
             for (int u = 0; u < LOSS_UNROLL; ++u)
-                sum += expf(x[u] - reference);
-            m = larger;
+                x[u] = expf(x[u] - finite_max(reference));
+            sum += sum_of_eight(x);
         }
-        join_warp(&m, &sum);
+        m = fmaxf(-INFINITY, gpu_warp_max(m));
         if (THREADS > GPU_WARP) {
-            const int warp = (int)threadIdx.x / GPU_WARP, lane = (int)threadIdx.x % GPU_WARP;
-            if (lane == 0) {
+            if (lane == 0)
                 joined[0][warp] = m;
+            __syncthreads();
+            m = fmaxf(-INFINITY, gpu_warp_max(joined[0][lane % (THREADS / GPU_WARP)]));
+        }
+        sum = gpu_warp_sum(sum * rescale(reference, finite_max(m)));
+        if (THREADS > GPU_WARP) {
+            if (lane == 0)
                 joined[1][warp] = sum;
-            }
             __syncthreads();
-            if (warp == 0) {
-                m = lane < THREADS / GPU_WARP ? joined[0][lane] : -INFINITY;
-                sum = lane < THREADS / GPU_WARP ? joined[1][lane] : 0.0f;
-                join_warp(&m, &sum);
-            }
-            __syncthreads();
+            if (warp == 0)
+                sum = gpu_warp_sum(lane < THREADS / GPU_WARP ? joined[1][lane] : 0.0f);
         }
         if (threadIdx.x == 0) {
             stats[row] = m;
@@ -271,17 +280,14 @@ static bool wide(const gpu_operands *o)
     return gpu_tensor_cols(gpu_operand(o, "logits")) >= LOSS_WIDE;
 }
 
-/* The joins round their products. */
 GPU_LADDER(cross_entropy_stats) = {
     GPU_RUNG("one thread a row, maximum first", cross_entropy_stats,
              GPU_DECLARES("stats", GPU_ARITH(F32, SEQUENTIAL, 1, false, GPU_ULP_EXP, 0))),
     GPU_RUNG("one warp a row, one pass", cross_entropy_stats,
-             GPU_DECLARES("stats",
-                          GPU_ARITH(F32, TREE, GPU_WARP, false, GPU_ULP_EXP, GPU_WARP *LOSS_UNROLL))),
+             GPU_DECLARES("stats", GPU_ARITH(F32, TREE, GPU_WARP *LOSS_UNROLL, false, LOSS_ULP, 0))),
     GPU_RUNG_IF("256 threads a row, for large vocabularies (4096 and more)", cross_entropy_stats, NULL, NULL,
                 wide, GPU_SM_80,
-                GPU_DECLARES("stats",
-                             GPU_ARITH(F32, TREE, LOSS_BLOCK, false, GPU_ULP_EXP, LOSS_BLOCK *LOSS_UNROLL))),
+                GPU_DECLARES("stats", GPU_ARITH(F32, TREE, LOSS_BLOCK *LOSS_UNROLL, false, LOSS_ULP, 0))),
     GPU_LADDER_END,
 };
 GPU_LADDER(cross_entropy_loss) = {

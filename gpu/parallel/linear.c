@@ -131,8 +131,7 @@ static assay_status sum_input_grad(gpu_model *m, const gpu_column_linear *c, gpu
 
 static bool sums_beside(const gpu_model *m)
 {
-    return m->tp > 1 && m->options->async_tensor_model_parallel_allreduce && m->run->beside.stream != NULL &&
-           !m->run->dry && !gpu_run_is_watched(m->run);
+    return m->options->async_tensor_model_parallel_allreduce && !m->run->dry && gpu_tp_beside(m);
 }
 
 assay_status gpu_column_linear_bwd(gpu_model *m, const gpu_column_linear *c, gpu_value *dx, gpu_value *dwhole,

@@ -6,12 +6,15 @@
 #include "gpu/check.h"
 #include "gpu/fault.h"
 #include "gpu/parallel/tensor.h"
-#include <stdlib.h>
+
+bool gpu_tp_beside(const gpu_model *m)
+{
+    return m->tp > 1 && (m->run->dry || m->run->beside.stream != NULL) && !gpu_run_is_watched(m->run);
+}
 
 bool gpu_has_splits(const gpu_model *m)
 {
-    return m->options->tp_comm_overlap && m->tp > 1 && (m->run->dry || m->run->beside.stream != NULL) &&
-           !gpu_run_is_watched(m->run);
+    return m->options->tp_comm_overlap && gpu_tp_beside(m);
 }
 
 /* --- which rows --------------------------------------------------------------------------------------------- */
@@ -96,21 +99,16 @@ assay_status gpu_splits_arrive(gpu_model *m, int c)
 /* --- sums --------------------------------------------------------------------------------------------------- */
 static assay_status scatter(gpu_model *m, const char *at, int c, gpu_value *piece, gpu_value *rows)
 {
-    int64_t *counts = calloc((size_t)m->tp, sizeof *counts);
-    ASSAY_CHECK(counts, ASSAY_OUT_OF_MEMORY, "%s: counts of %d ranks", at, m->tp);
     for (int r = 0; r < m->tp; r++)
-        counts[r] = gpu_split_stretch(m, true, c, r).rows;
+        m->split_rows[r] = gpu_split_stretch(m, true, c, r).rows;
     const gpu_stretch mine = gpu_split_stretch(m, true, c, m->at.tp);
     gpu_value sum = gpu_split_rows(piece, mine.piece, mine.rows);
-    const assay_status st = gpu_call(
-        m->run,
-        &(gpu_call_args){.op = "reduce_scatter",
-                         .at = at,
-                         .group = ASSAY_GROUP_TP,
-                         .counts = counts,
-                         .arg = {GPU_T("send", rows), GPU_W("reduction", "sum"), GPU_T("recv", &sum)}});
-    free(counts);
-    return st;
+    return gpu_call(m->run, &(gpu_call_args){.op = "reduce_scatter",
+                                             .at = at,
+                                             .group = ASSAY_GROUP_TP,
+                                             .counts = m->split_rows,
+                                             .arg = {GPU_T("send", rows), GPU_W("reduction", "sum"),
+                                                     GPU_T("recv", &sum)}});
 }
 
 assay_status gpu_splits_reduce(gpu_model *m, bool sp, const char *at, int c, gpu_value *sum, gpu_value *rows)

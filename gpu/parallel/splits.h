@@ -13,7 +13,10 @@
 
 ASSAY_BEGIN_DECLS
 
-/* Whether tokens travel so: it was asked for, tp has company, and nobody watches. */
+/* Whether collectives over tp may run beside products: tp has company, there is a stream for them, and nobody watches.  A dry run
+ * counts as one that may: it has the calls of the run that it stands for. */
+bool gpu_tp_beside(const gpu_model *m);
+/* Whether tokens travel in splits: that, and it was asked for. */
 bool gpu_has_splits(const gpu_model *m);
 /* How many: GPU_SPLITS; with sp, where a rank's rows of a split are a product of their own, 2 * GPU_SPLITS / tp, at least 2. */
 int gpu_splits_count(const gpu_model *m, bool sp);

@@ -488,7 +488,7 @@ assay_status parity_check_flow(const assay_trace *t, const assay_model_spec *spe
     ASSAY_TRY_GOTO(parity_table_create(&f.table, PARITY_CHECK_FLOW), st, done);
     for (int rank = 0; rank < assay_trace_world(t); rank++)
         ASSAY_TRY_GOTO(check_rank(&f, rank), st, done);
-    ASSAY_TRY_GOTO(parity_table_flush(f.table, report), st, done);
+    ASSAY_TRY_GOTO(parity_table_flush_ordered(f.table, NULL, NULL, report), st, done);
 done:
     parity_table_destroy(f.table);
     return st;

@@ -384,7 +384,7 @@ assay_status parity_check_local(const assay_trace *t, parity_report *report)
     ASSAY_TRY_GOTO(parity_calls_create(&l.calls, t), st, done);
     ASSAY_TRY_GOTO(judge_all(&l), st, done);
     /* an operation that fails in a later step, on what an earlier one broke, is not the culprit */
-    ASSAY_TRY_GOTO(parity_table_flush_by_step(l.table, report), st, done);
+    ASSAY_TRY_GOTO(parity_table_flush_ordered(l.table, NULL, NULL, report), st, done);
 done:
     for (size_t i = 0; i < sizeof l.dumped / sizeof *l.dumped; i++)
         free(l.dumped[i].text);

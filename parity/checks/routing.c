@@ -143,7 +143,7 @@ assay_status parity_check_routing(const assay_trace *t, parity_report *report)
                 ASSAY_TRY_GOTO(judge_plan(&g, op), st, done);
         }
     }
-    ASSAY_TRY_GOTO(parity_table_flush_by_step(g.table, report), st, done);
+    ASSAY_TRY_GOTO(parity_table_flush_ordered(g.table, NULL, NULL, report), st, done);
 done:
     parity_table_destroy(g.table);
     return st;

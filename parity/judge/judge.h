@@ -119,14 +119,11 @@ bool parity_table_fails(const parity_table *t);
 assay_status parity_report_add_from(parity_report *report, const parity_gallery *g, const parity_result *r);
 /* Adds every row to the report. */
 assay_status parity_table_flush(const parity_table *t, parity_report *report);
-/* In causal order instead: failures by step and then by `order`, after them what holds by `order`. */
+/* In causal order instead: failures in front, by the first step in which one was observed and then by `order` (NULL: as they first
+ * appeared); after them what holds, by `order`.  What a step broke comes before what broke on it in the next, whichever is worse. */
 typedef int64_t (*parity_order)(void *user, const parity_result *r);
 assay_status parity_table_flush_ordered(const parity_table *t, parity_order order, void *user,
                                         parity_report *report);
-
-/* In order of first appearance, failures in front, by the first step in which one was observed: what a step broke comes before what
- * broke on it in the next, whichever is worse. */
-assay_status parity_table_flush_by_step(const parity_table *t, parity_report *report);
 
 /* Group sizes of the trace's layout; 1 everywhere when the header has none. */
 void parity_scales_from_trace(const assay_trace *t, parity_scales *s);

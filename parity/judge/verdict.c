@@ -326,34 +326,17 @@ static int compare_places(const void *a, const void *b)
     return (x->r > y->r) - (x->r < y->r); /* rows of one table */
 }
 
-/* Adds the rows of all places to the report, sorted. */
-static assay_status flush_sorted(const parity_table *t, place *places, parity_report *report)
-{
-    qsort(places, (size_t)t->n, sizeof *places, compare_places);
-    for (int64_t i = 0; i < t->n; i++)
-        ASSAY_TRY(flush_row(t, places[i].r, report));
-    return ASSAY_OK;
-}
-
 assay_status parity_table_flush_ordered(const parity_table *t, parity_order order, void *user,
                                         parity_report *report)
 {
+    assay_status st = ASSAY_OK;
     place *places = malloc(((size_t)t->n + 1) * sizeof *places);
     ASSAY_CHECK(places, ASSAY_OUT_OF_MEMORY, "order of %lld results", (long long)t->n);
     for (int64_t i = 0; i < t->n; i++)
-        places[i] = (place){&t->rows[i], t->rows[i].step, order(user, &t->rows[i])};
-    const assay_status st = flush_sorted(t, places, report);
-    free(places);
-    return st;
-}
-
-assay_status parity_table_flush_by_step(const parity_table *t, parity_report *report)
-{
-    place *places = malloc(((size_t)t->n + 1) * sizeof *places);
-    ASSAY_CHECK(places, ASSAY_OUT_OF_MEMORY, "order of %lld results", (long long)t->n);
-    for (int64_t i = 0; i < t->n; i++)
-        places[i] = (place){&t->rows[i], t->first_failed[i], i};
-    const assay_status st = flush_sorted(t, places, report);
+        places[i] = (place){&t->rows[i], t->first_failed[i], order != NULL ? order(user, &t->rows[i]) : i};
+    qsort(places, (size_t)t->n, sizeof *places, compare_places);
+    for (int64_t i = 0; i < t->n && st == ASSAY_OK; i++)
+        st = flush_row(t, places[i].r, report);
     free(places);
     return st;
 }

@@ -26,16 +26,35 @@ static assay_status test(void *user, const bool *set, bool *healed)
     return bisect_run(user, "run", set, healed);
 }
 
-/* The operations that the local check names, if they alone heal; else all that can be replaced, if they do. */
+/* The operations that the local check names, if they alone heal; else those that feed the first wrong tensor, where they are fewer than
+ * half; else all that can be replaced, if they do. */
 static assay_status find_healing(bisect *b, bool *set, bool *healed)
 {
-    for (int all = 0; all <= 1 && !*healed; all++) {
-        for (int64_t i = 0; i < b->n; i++)
-            set[i] = b->elements[i].replaceable[b->way] && (all || b->elements[i].suspect);
-        if (bisect_count(b, set) > 0)
+    enum { SUSPECTS, FEEDS, ALL };
+    int64_t all = 0;
+    for (int64_t i = 0; i < b->n; i++)
+        all += b->elements[i].replaceable[b->way];
+    for (int whom = SUSPECTS; whom <= ALL && !*healed; whom++) {
+        for (int64_t i = 0; i < b->n; i++) {
+            const bisect_element *e = &b->elements[i];
+            set[i] = e->replaceable[b->way] && (whom == ALL || (whom == FEEDS ? e->feeds : e->suspect));
+        }
+        const int64_t n = bisect_count(b, set);
+        if (n > 0 && (whom != FEEDS || 2 * n < all))
             ASSAY_TRY(bisect_run(b, "run", set, healed));
     }
     return ASSAY_OK;
+}
+
+/* Operations that feed the first wrong tensor, are not as planned and have no value: no set heals but what overwrites what they did. */
+static bool tell_unplanned(const bisect *b, const char *tensor, const char *mismatch, bisect_verdict *v)
+{
+    for (int64_t i = 0; i < b->n; i++)
+        if (bisect_is_unplanned_feed(&b->elements[i])) {
+            bisect_tell_unplanned(b, tensor, mismatch, v);
+            return true;
+        }
+    return false;
 }
 
 /* The fewest kinds of operations and layers; of few operations those, too, that can be left out.  *groups: they were too many. */
@@ -85,7 +104,8 @@ static assay_status try_variants(bisect *b, bool *set, int64_t limit, const char
     return ASSAY_OK;
 }
 
-static assay_status try_values(bisect *b, bool *set, int64_t limit, const char *mismatch, bisect_verdict *v)
+static assay_status try_values(bisect *b, bool *set, int64_t limit, const char *tensor, const char *mismatch,
+                               bisect_verdict *v)
 {
     bool healed = false;
     int64_t n = 0;
@@ -100,6 +120,8 @@ static assay_status try_values(bisect *b, bool *set, int64_t limit, const char *
         n += b->elements[i].replaceable[BISECT_VALUES];
     bisect_note(v, "%s has values for the results of %lld of %lld operations", b->whose, (long long)n,
                 (long long)b->n);
+    if (tell_unplanned(b, tensor, mismatch, v))
+        return ASSAY_OK;
     if (!healed) {
         bisect_tell_nothing(b, n, mismatch, left, v);
         return ASSAY_OK;
@@ -127,7 +149,7 @@ static assay_status bisect_all(bisect *b, int64_t limit, bisect_verdict *v)
 {
     bool agrees;
     bool *set = NULL;
-    char mismatch[PARITY_TEXT];
+    char mismatch[PARITY_TEXT], tensor[ASSAY_NAME];
     assay_status st = ASSAY_OK;
     ASSAY_TRY(take_other(b, v));
     ASSAY_TRY(bisect_run(b, "failing", NULL, &agrees));
@@ -141,6 +163,7 @@ static assay_status bisect_all(bisect *b, int64_t limit, bisect_verdict *v)
     snprintf(mismatch, sizeof mismatch, "%lld of %lld tensors differ%s%s, first %s", (long long)b->n_failed,
              (long long)b->n_compared, b->other != NULL ? " from " : "", b->other != NULL ? b->than : "",
              b->first);
+    snprintf(tensor, sizeof tensor, "%s", b->first_tensor);
     ASSAY_TRY(bisect_read_elements(b, "failing"));
     set = calloc((size_t)b->n + 1, sizeof *set);
     ASSAY_CHECK(set != NULL, ASSAY_OUT_OF_MEMORY, "%lld operations", (long long)b->n);
@@ -149,9 +172,13 @@ static assay_status bisect_all(bisect *b, int64_t limit, bisect_verdict *v)
             bisect_note(v, "the local check fails %s k%d of %s (%s)", b->elements[i].op,
                         b->elements[i].variant, b->elements[i].instance,
                         assay_phase_name(b->elements[i].phase));
+    for (int64_t i = 0; i < b->n; i++)
+        if (b->elements[i].unplanned[0] != '\0')
+            bisect_note(v, "not as planned: %s of %s (%s): %s", b->elements[i].op, b->elements[i].instance,
+                        assay_phase_name(b->elements[i].phase), b->elements[i].unplanned);
     ASSAY_TRY_GOTO(try_variants(b, set, limit, mismatch, v), st, done);
     if (v->sentence[0] == '\0')
-        st = try_values(b, set, limit, mismatch, v);
+        st = try_values(b, set, limit, tensor, mismatch, v);
 done:
     free(set);
     return st;

@@ -7,13 +7,16 @@
 
 /* What replaces an operation. */
 typedef enum { BISECT_VARIANT, BISECT_VALUES, BISECT_WAYS } bisect_way;
+enum { BISECT_WORDS = 256 };
 
 /* An operation of the failing run: all of its calls in one phase, on every rank, step and microbatch. */
 typedef struct bisect_element {
     char op[48], instance[ASSAY_NAME];
     assay_phase phase;
-    int variant;              /* highest that ran */
-    bool collective, suspect; /* suspect: the local check fails it */
+    int variant;                  /* highest that ran */
+    bool collective, suspect;     /* suspect: the local check fails it */
+    bool feeds;                   /* what it makes comes into the first wrong tensor, in its step */
+    char unplanned[BISECT_WORDS]; /* what the plan check says of it; "": it is as planned */
     bool replaceable[BISECT_WAYS];
     int64_t layer, rank, sequence; /* its place in the order of execution */
     int64_t group;                 /* its kind of operation in its layer, or outside of all layers */
@@ -69,8 +72,10 @@ typedef struct bisect {
     bisect_way way; /* of the search under way */
     int64_t runs;
     double started;
-    int64_t n_compared, n_failed; /* tensors of the run before */
-    char first[PARITY_TEXT];      /* the first of them that differs; "" */
+    int64_t n_compared, n_failed;  /* tensors of the run before */
+    char first[PARITY_TEXT];       /* the first of them that differs; "" ... */
+    char first_tensor[ASSAY_NAME]; /* ... its name ... */
+    int64_t first_step;            /* ... and where it was seen */
 } bisect;
 
 assay_status bisect_open(bisect *b);
@@ -94,6 +99,12 @@ assay_status bisect_path(const bisect *b, const char *name, char out[ASSAY_PATH]
 /* Rules for the engine (--substitute). */
 assay_status bisect_write_rules(const bisect *b, const bool *set, const char *path);
 
+/* --- bisect_feeds.c: where the first wrong tensor comes from --------------------------------------------------- */
+/* Marks the elements that feed it in the trace of the run before, and what the plan check says of elements. */
+assay_status bisect_mark_feeds(bisect *b, const assay_trace *t);
+/* It feeds the first wrong tensor, is not as planned, and nothing has a value for it (known behind bisect_read_replaced). */
+bool bisect_is_unplanned_feed(const bisect_element *e);
+
 /* --- bisect_tell.c: what was found, in words ------------------------------------------------------------------ */
 enum { BISECT_SENTENCE = 3072 };
 typedef struct bisect_verdict {
@@ -116,6 +127,8 @@ typedef struct bisect_found {
 } bisect_found;
 /* A set that heals: sentence, command and DIR/set.txt. */
 assay_status bisect_tell_set(bisect *b, const bisect_found *found, bisect_verdict *v);
+/* Operations that feed the first wrong tensor `tensor` are not as planned, and nothing can replace them. */
+void bisect_tell_unplanned(const bisect *b, const char *tensor, const char *mismatch, bisect_verdict *v);
 /* `replaced` operations have the reference's values, and `left` differs all the same. */
 void bisect_tell_nothing(const bisect *b, int64_t replaced, const char *mismatch, const char *left,
                          bisect_verdict *v);

@@ -110,7 +110,8 @@ static assay_status judge(bisect *b, const char *path, bool *agrees)
     parity_report *report = NULL;
     assay_status st = ASSAY_OK;
     b->n_compared = b->n_failed = 0;
-    b->first[0] = '\0';
+    b->first[0] = b->first_tensor[0] = '\0';
+    b->first_step = -1;
     ASSAY_TRY_GOTO(assay_trace_open(&trace, path, false), st, done);
     ASSAY_TRY_GOTO(parity_report_create(&report), st, done);
     ASSAY_TRY_GOTO(b->other != NULL ? parity_check_whole_against(b->cache, trace, b->other, b->widen, report)
@@ -124,9 +125,12 @@ static assay_status judge(bisect *b, const char *path, bool *agrees)
                          "%s cannot be judged: %.300s", r->tensor, r->message);
         b->n_compared++;
         b->n_failed += r->verdict == PARITY_FAIL;
-        if (r->verdict == PARITY_FAIL && b->first[0] == '\0')
+        if (r->verdict == PARITY_FAIL && b->first[0] == '\0') {
             snprintf(b->first, sizeof b->first, "%.150s is off by %.3g times what rounding explains",
                      r->tensor, r->ratio);
+            snprintf(b->first_tensor, sizeof b->first_tensor, "%s", r->tensor);
+            b->first_step = r->step;
+        }
     }
     ASSAY_CHECK_GOTO(
         b->n_compared > 0, ASSAY_INVALID_ARGUMENT, st, done,
@@ -331,7 +335,8 @@ assay_status bisect_read_elements(bisect *b, const char *name)
     if (b->n > 1)
         qsort(b->elements, (size_t)b->n, sizeof *b->elements, compare_elements);
     ASSAY_TRY_GOTO(number_groups(b), st, done);
-    st = mark_suspects(b, t);
+    ASSAY_TRY_GOTO(mark_suspects(b, t), st, done);
+    st = bisect_mark_feeds(b, t);
 done:
     parity_map_destroy(map);
     assay_trace_close(t);

@@ -207,6 +207,27 @@ assay_status bisect_tell_set(bisect *b, const bisect_found *found, bisect_verdic
     return make_command(b, v);
 }
 
+/* --- what nothing can replace ----------------------------------------------------------------------------------- */
+void bisect_tell_unplanned(const bisect *b, const char *tensor, const char *mismatch, bisect_verdict *v)
+{
+    char names[NAMES] = "";
+    int64_t n = 0;
+    for (int64_t i = 0; i < b->n; i++) {
+        const bisect_element *e = &b->elements[i];
+        if (!bisect_is_unplanned_feed(e) || n++ >= NAMED)
+            continue;
+        snprintf(names + strlen(names), sizeof names - strlen(names), "%s%s of %.120s (%s): %s",
+                 n > 1 ? "; " : "", e->op, e->instance, assay_phase_name(e->phase), e->unplanned);
+    }
+    if (n > NAMED)
+        snprintf(names + strlen(names), sizeof names - strlen(names), "; and %lld more",
+                 (long long)(n - NAMED));
+    v->code = 1;
+    snprintf(v->sentence, sizeof v->sentence,
+             "WRONG: %.400s; %.150s comes from what is not as planned, and %s has no value for it: %s.",
+             mismatch, tensor, b->whose, names);
+}
+
 /* --- what nothing heals ---------------------------------------------------------------------------------------- */
 void bisect_tell_nothing(const bisect *b, int64_t replaced, const char *mismatch, const char *left,
                          bisect_verdict *v)

@@ -38,13 +38,16 @@ static void give(op_call *c, const char *op, assay_dtype act, const int64_t *cou
         put(c, "weight", act, -1, 1, 3, experts, N, K);
 }
 
+/* Where operands lie. */
+static gpu_place place = GPU_PLACE_ALIGNED;
+
 static assay_status run_with(gpu_ctx *x, const char *op, assay_dtype act, const int64_t *counts,
                              int64_t experts, int64_t rows, bool on_host, gpu_slot *out, int *variant)
 {
     op_call c;
     gpu_slot list[ASSAY_MAX_SLOTS];
     int n = 0;
-    const gpu_execute_form form = {.spoil = on_host ? NULL : forget};
+    const gpu_execute_form form = {.place = place, .spoil = on_host ? NULL : forget};
     call_begin(&c, x, 1);
     give(&c, op, act, counts, experts, rows);
     const assay_status st = gpu_execute_as(x, op, c.attrs, act, c.in, c.n_in, &form, list, &n, &c.declared);
@@ -82,22 +85,24 @@ Test(gpu_counts, on_the_device_are_those_on_the_host)
     static const char *const variants[] = {"linear=k0", "linear=k2"};
     gpu_ctx x;
     open_ctx(&x);
-    for (int v = 0; v < 2; v++)
+    for (int v = 0; v < 4; v++)
         for (int which = 0; which < 16; which++)
             for (int i = 0; i < OPS; i++) {
                 int64_t counts[MOST_EXPERTS], experts, rows;
                 gpu_slot device, host;
                 int variant, again;
                 const assay_dtype act = which % 2 ? ASSAY_BF16 : ASSAY_F32;
-                set_variants(&x, variants[v]);
+                set_variants(&x, variants[v % 2]);
+                N = 24 - v / 2, K = 16 - v / 2;
                 counts_of(which, counts, &experts, &rows);
                 cr_assert_eq(run_with(&x, ops[i], act, counts, experts, rows, false, &device, &variant),
                              ASSAY_OK, "%s", assay_error_message());
                 cr_assert_eq(run_with(&x, ops[i], act, counts, experts, rows, true, &host, &again), ASSAY_OK,
                              "%s", assay_error_message());
-                cr_expect(variant == 2 * v && again == variant, "%s: k%d and k%d", ops[i], variant, again);
-                cr_expect(same_bits(&device, &host, 0, slot_count(&host)), "%s %s: counts %d", variants[v],
-                          ops[i], which);
+                cr_expect(variant == 2 * (v % 2) && again == variant, "%s: k%d and k%d", ops[i], variant,
+                          again);
+                cr_expect(same_bits(&device, &host, 0, slot_count(&host)), "%s %s: counts %d",
+                          variants[v % 2], ops[i], which);
                 free(device.data);
                 free(host.data);
             }
@@ -141,15 +146,16 @@ Test(gpu_counts, that_are_wrong_reach_no_other_memory)
     static const char *const variants[] = {"linear=k0", "linear=k2"};
     gpu_ctx x;
     open_ctx(&x);
-    for (int w = 0; w < 4; w++)
+    for (int w = 0; w < 8; w++)
         for (int b = 0; b < N_BAD; b++)
             for (int i = 0; i < OPS; i++) {
                 gpu_slot found, kept, none;
                 int variant;
                 int64_t rows = 0;
-                const int v = w / 2;
+                const int v = w / 2 % 2;
                 const assay_dtype act = w % 2 ? ASSAY_BF16 : ASSAY_F32;
                 set_variants(&x, variants[v]);
+                N = 24 - w / 4, K = 16 - w / 4;
                 for (int e = 0; e < BAD_EXPERTS; e++)
                     rows += bad[b].kept[e];
                 cr_assert_eq(
@@ -199,6 +205,40 @@ Test(gpu_counts, tiles_have_the_bits_of_one_thread_an_element)
                           ops[i], (long long)N, (long long)K, which);
                 free(plain.data);
                 free(tiles.data);
+            }
+    cr_expect_eq(assay_sim_reports(), 0);
+    gpu_ctx_destroy(&x);
+}
+
+/* In bf16 k2 takes 16 bytes at a time or one number, as addresses allow: the same bits. */
+Test(gpu_counts, one_number_at_a_time_has_the_bits_of_eight)
+{
+    static const int64_t widths[][2] = {{24, 16}, {8, 8}, {136, 72}, {64, 128}};
+    gpu_ctx x;
+    open_ctx(&x);
+    set_variants(&x, "linear=k2");
+    for (size_t w = 0; w < sizeof widths / sizeof *widths; w++)
+        for (int which = 0; which < 12; which++)
+            for (int i = 0; i < OPS; i++) {
+                int64_t counts[MOST_EXPERTS], experts, rows;
+                gpu_slot eight, one;
+                int variant;
+                counts_of(which, counts, &experts, &rows);
+                if (w > 0 && experts > 4)
+                    continue;
+                N = widths[w][0], K = widths[w][1];
+                place = GPU_PLACE_ALIGNED;
+                cr_assert_eq(run_with(&x, ops[i], ASSAY_BF16, counts, experts, rows, false, &eight, &variant),
+                             ASSAY_OK, "%s", assay_error_message());
+                cr_expect_eq(variant, 2, "%s: k%d", ops[i], variant);
+                place = GPU_PLACE_ODD;
+                cr_assert_eq(run_with(&x, ops[i], ASSAY_BF16, counts, experts, rows, false, &one, &variant),
+                             ASSAY_OK, "%s", assay_error_message());
+                cr_expect_eq(variant, 2, "%s at odd addresses: k%d", ops[i], variant);
+                cr_expect(same_bits(&eight, &one, 0, slot_count(&eight)), "%s: N %lld, K %lld, counts %d",
+                          ops[i], (long long)N, (long long)K, which);
+                free(eight.data);
+                free(one.data);
             }
     cr_expect_eq(assay_sim_reports(), 0);
     gpu_ctx_destroy(&x);

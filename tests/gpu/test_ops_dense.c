@@ -3,6 +3,8 @@
 #include "tests/support/gpu_grouped.h"
 #include "tests/support/gpu_judge.h"
 
+void assay_sim_set_matrix_truncates(int truncates);
+
 /* --- linear: T, N, K, 1 with bias, 1 when y is F32 ---------------------------------------------------------- */
 static const op_sizes linear_sizes[] = {
     {{0, 3, 5}},   {{3, 0, 5}},          {{3, 5, 0, 1}}, {{1, 1, 1}},          {{2, 3, 5, 1}},
@@ -69,17 +71,17 @@ Test(gpu_ops, linear_bwd_bias)
 /* --- grouped linear: N, K, El, rows of each expert ---------------------------------------------------------- */
 static const op_sizes grouped_sizes[] = {
     {{11, 13, 4, 3, 0, 34, 0}}, {{5, 3, 1, 7}},         {{3, 5, 3, 0, 0, 0}}, {{33, 31, 2, 1, 40}},
-    {{4, 4, 5, 1, 1, 1, 1, 1}}, {{128, 64, 2, 63, 65}}, /* tiles of F32, and beyond */
+    {{4, 4, 5, 1, 1, 1, 1, 1}}, {{128, 64, 2, 63, 65}}, /* tiles of k2, and beyond */
     {{129, 65, 3, 64, 0, 1}},   {{68, 132, 2, 17, 16}},
 };
 
 Test(gpu_ops, grouped_linear_fwd)
 {
-    hold(&(op_law){"grouped_linear_fwd", "linear", 2, false, grouped_linear_fwd, OP_SIZES(grouped_sizes)});
+    hold(&(op_law){"grouped_linear_fwd", "linear", 3, false, grouped_linear_fwd, OP_SIZES(grouped_sizes)});
 }
 Test(gpu_ops, grouped_linear_bwd_input)
 {
-    hold(&(op_law){"grouped_linear_bwd_input", "linear", 2, false, grouped_linear_bwd_input,
+    hold(&(op_law){"grouped_linear_bwd_input", "linear", 3, false, grouped_linear_bwd_input,
                    OP_SIZES(grouped_sizes)});
 }
 static void grouped_linear_bwd_weight_stored(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
@@ -90,16 +92,32 @@ static void grouped_linear_bwd_weight_stored(op_call *c, assay_dtype act, data_m
 
 Test(gpu_ops, grouped_linear_bwd_weight_stored)
 {
-    hold(&(op_law){"grouped_linear_bwd_weight", "linear", 2, false, grouped_linear_bwd_weight_stored,
+    hold(&(op_law){"grouped_linear_bwd_weight", "linear", 3, false, grouped_linear_bwd_weight_stored,
                    OP_SIZES(grouped_sizes)});
 }
 Test(gpu_ops, grouped_linear_bwd_weight)
 {
-    hold(&(op_law){"grouped_linear_bwd_weight", "linear", 2, false, grouped_linear_bwd_weight,
+    hold(&(op_law){"grouped_linear_bwd_weight", "linear", 3, false, grouped_linear_bwd_weight,
                    OP_SIZES(grouped_sizes)});
 }
 
-/* Widths that matrix units take, too. */
+/* k2 in bf16 where the units truncate as those of sm_90 may. */
+Test(gpu_ops, grouped_products_by_the_truncating_model)
+{
+    static const struct {
+        const char *op;
+        op_build build;
+    } products[] = {{"grouped_linear_fwd", grouped_linear_fwd},
+                    {"grouped_linear_bwd_input", grouped_linear_bwd_input},
+                    {"grouped_linear_bwd_weight", grouped_linear_bwd_weight},
+                    {"grouped_linear_bwd_weight", grouped_linear_bwd_weight_stored}};
+    assay_sim_set_matrix_truncates(1);
+    for (size_t k = 0; k < sizeof products / sizeof *products; ++k)
+        hold_rung(&(op_law){products[k].op, "linear", 3, false, products[k].build, OP_SIZES(grouped_sizes)},
+                  2);
+}
+
+/* Widths of multiples of 8, too. */
 static const op_sizes first_sizes[] = {
     {{11, 13, 4, 3, 0, 34, 0}}, {{3, 5, 3, 0, 0, 0}}, {{16, 24, 4, 3, 0, 70, 0}},
     {{72, 8, 2, 0, 0}},         {{8, 136, 1, 5}},

@@ -10,6 +10,7 @@ function read_all(path,    line, all) {
     return all
 }
 function name_of(path) { sub(/.*\//, "", path); sub(/\.mutant$/, "", path); return path }
+function whole() { if (part != "") fail(mutant ": a text without `--- end` behind it") }
 function keep_edit(    at, i, open, close_) {
     sub(/\n$/, "", is); sub(/\n$/, "", becomes)
     if (is == "") fail(mutant ": nothing behind `--- is`")
@@ -36,7 +37,7 @@ function planted(i,    out, k) {
     return out
 }
 BEGIN { text = read_all(source); n = 0 }
-FNR == 1 { mutant = name_of(FILENAME); part = ""; here = 0 }
+FNR == 1 { whole(); mutant = name_of(FILENAME); part = ""; here = 0 }
 /^in / && part == "" { here = $2 == path; next }
 /^--- is$/ { part = "is"; is = ""; next }
 /^--- becomes$/ { part = "becomes"; becomes = ""; next }
@@ -45,6 +46,7 @@ part == "is" { is = is $0 "\n" }
 part == "becomes" { becomes = becomes $0 "\n" }
 END {
     if (failed) exit 1
+    whole()
     # from the end, so that the places before stay where they are
     for (;;) {
         last = 0

@@ -419,17 +419,52 @@ Test(bisect, the_target_decides)
     cli_free(&r);
 }
 
-/* The loss is summed over the wrong group: no operation has a value that mends it. */
+#define TRAINING                                                                                             \
+    "bisect --engine sim --model " MODELS "llama --batch " MODELS                                            \
+    "llama/train_batch.safetensors --layout tp2,dp2 "
+
+/* The loss is summed by nobody: no operation has a value that mends it. */
 Test(bisect, what_nothing_heals_is_said)
 {
-    json_t *v = verdict_of("bisect --engine sim --model " MODELS "llama --batch " MODELS
-                           "llama/train_batch.safetensors --train-iters 1 --layout tp2,dp2 --fault "
-                           "group:loss.reduce:tp",
-                           1);
+    json_t *v = verdict_of(TRAINING "--train-iters 1 --fault skip:loss.reduce", 1);
     cr_expect_str_eq(text_of(v, "replaced_by"), "nothing");
     cr_expect(strstr(text_of(v, "sentence"), "it stays with the reference's values in place of") != NULL,
               "%s", text_of(v, "sentence"));
     cr_expect_eq(json_array_size(json_object_get(v, "set")), 0);
+    json_decref(v);
+}
+
+/* A sum over the wrong group has no value in the reference either, and the updates behind it would hide it: what feeds the first
+ * wrong tensor and is not as planned is named, without a search. */
+static void expect_named(const char *arguments, const char *words)
+{
+    json_t *v = verdict_of(arguments, 1);
+    cr_expect_str_eq(text_of(v, "replaced_by"), "nothing");
+    cr_expect(strstr(text_of(v, "sentence"), words) != NULL, "%s", text_of(v, "sentence"));
+    cr_expect_leq(json_integer_value(json_object_get(v, "runs")), 4);
+    json_decref(v);
+}
+
+Test(bisect, a_norm_over_the_wrong_group_is_named)
+{
+    expect_named(
+        TRAINING "--fault norm_over_wrong_group",
+        "grad_norm comes from what is not as planned, and the reference has no value for it: all_reduce of "
+        "grad_norm.reduce (optimizer): group: expected world [0, 1, 2, 3], found tp ");
+}
+
+Test(bisect, a_loss_over_the_wrong_group_is_named)
+{
+    expect_named(TRAINING "--fault group:loss.reduce:tp",
+                 "loss comes from what is not as planned, and the reference has no value for "
+                 "it: all_reduce of loss.reduce (optimizer): group: expected ");
+}
+
+/* What is not as planned and feeds something else explains nothing: the operation that does is found. */
+Test(bisect, what_is_not_as_planned_elsewhere_is_not_accused)
+{
+    json_t *v = verdict_of(TRAINING "--train-iters 1 --fault group:grad_norm.reduce:tp --target loss", 0);
+    cr_expect(strncmp(text_of(v, "sentence"), "RIGHT: no mismatch", 18) == 0, "%s", text_of(v, "sentence"));
     json_decref(v);
 }
 

@@ -9,6 +9,7 @@ typedef struct story {
     const float *grad_in; /* what step 1's gradient starts from */
     bool unwritten;       /* the second operation reads a name nobody wrote */
     bool overwrites;      /* the second operation does not read the gradient */
+    bool always;          /* step 0's gradient starts from grad_in, too */
 } story;
 
 static const char *const weight_name = "decoder.final_layernorm.weight";
@@ -32,7 +33,7 @@ static void write_step(assay_trace_writer *w, int64_t step, const story *s)
     must(assay_trace_write_tensor(w, &t, second ? s->read : one));
     op_in(&use, "x", t.id);
     snprintf(t.name, sizeof t.name, "%s.main_grad", weight_name);
-    must(assay_trace_write_tensor(w, &t, second ? s->grad_in : zero));
+    must(assay_trace_write_tensor(w, &t, second || s->always ? s->grad_in : zero));
     op_in(&use, "dweight_in", t.id);
     must(assay_trace_write_tensor(w, &t, two));
     op_out(&use, "dweight", t.id);
@@ -96,7 +97,7 @@ static void expect_failure(const story *s, const char *instance, const char *slo
 
 Test(parity_flow, whole_edges_pass)
 {
-    parity_report *r = flow_of(&(story){one, two, zero, false, false});
+    parity_report *r = flow_of(&(story){one, two, zero, false, false, false});
     print_failures(r);
     cr_assert_eq(n_failed(r), 0);
     cr_assert_eq(n_passed(r), 3, "x, dweight_in, weight");
@@ -106,35 +107,48 @@ Test(parity_flow, whole_edges_pass)
 Test(parity_flow, a_broken_edge_is_named_and_explained)
 {
     const float other[4] = {1, 2, 3, 5};
-    expect_failure(&(story){other, two, zero, false, false}, "b", "x", "a.y is not what cast a wrote");
-    expect_failure(&(story){other, two, zero, false, false}, "b", "x", "only the element [1, 1] is wrong");
-    expect_failure(&(story){two, two, zero, false, false}, "b", "x", "it is the content of");
+    expect_failure(&(story){other, two, zero, false, false, false}, "b", "x", "a.y is not what cast a wrote");
+    expect_failure(&(story){other, two, zero, false, false, false}, "b", "x",
+                   "only the element [1, 1] is wrong");
+    expect_failure(&(story){two, two, zero, false, false, false}, "b", "x", "it is the content of");
+}
+
+/* The gradient is wrong from step 0 on, what is read before it in the same operation from step 1 on. */
+Test(parity_flow, what_is_wrong_in_the_earlier_step_is_named_first)
+{
+    const float other[4] = {1, 2, 3, 5};
+    parity_report *r = flow_of(&(story){other, two, one, false, false, true});
+    cr_assert_eq(n_failed(r), 2);
+    cr_expect_str_eq(parity_report_at(r, 0)->tensor, "dweight_in");
+    cr_expect_str_eq(parity_report_at(r, 1)->tensor, "x");
+    parity_report_destroy(r);
 }
 
 Test(parity_flow, a_stale_weight_is_recognised)
 {
-    expect_failure(&(story){one, one, zero, false, false}, weight_name, "weight",
+    expect_failure(&(story){one, one, zero, false, false, false}, weight_name, "weight",
                    "stale: it is the initial value");
 }
 
 Test(parity_flow, a_gradient_enters_a_step_as_zeros)
 {
-    expect_failure(&(story){one, two, two, false, false}, "b", "dweight_in", "expected zeros");
+    expect_failure(&(story){one, two, two, false, false, false}, "b", "dweight_in", "expected zeros");
 }
 
 /* What a product overwrites is not read; its other inputs are. */
 Test(parity_flow, what_is_overwritten_is_not_judged)
 {
-    parity_report *r = flow_of(&(story){one, two, two, false, true});
+    parity_report *r = flow_of(&(story){one, two, two, false, true, false});
     print_failures(r);
     cr_assert_eq(n_failed(r), 0);
     parity_report_destroy(r);
-    expect_failure(&(story){two, two, two, false, true}, "b", "x", "it is the content of");
+    expect_failure(&(story){two, two, two, false, true, false}, "b", "x", "it is the content of");
 }
 
 Test(parity_flow, real_values_that_nobody_wrote_fail)
 {
-    expect_failure(&(story){one, two, zero, true, false}, "b", "x", "no operation of rank 0 wrote c.y");
+    expect_failure(&(story){one, two, zero, true, false, false}, "b", "x",
+                   "no operation of rank 0 wrote c.y");
 }
 
 /* --- what is written part by part ---------------------------------------------------------------------------- */

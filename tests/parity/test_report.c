@@ -199,7 +199,13 @@ Test(parity_report, a_merged_row_keeps_its_check)
     parity_report_destroy(report);
 }
 
-/* What fails first stands first, though what fails on it later is worse and ran earlier in its step. */
+static int64_t backward_last(void *user, const parity_result *r)
+{
+    (void)user;
+    return strcmp(r->instance, "bwd") == 0;
+}
+
+/* What fails first stands first, though what fails on it later is worse and ran earlier in its step, or in an order of the caller's own. */
 Test(parity_report, failures_come_by_their_first_step)
 {
     static const struct {
@@ -223,10 +229,11 @@ Test(parity_report, failures_come_by_their_first_step)
         r.ratio = r.share = seen[i].ratio;
         cr_assert_eq(parity_table_merge(table, &r), ASSAY_OK);
     }
-    cr_assert_eq(parity_table_flush_by_step(table, report), ASSAY_OK);
-    cr_assert_eq(parity_report_count(report), 3);
-    for (int64_t i = 0; i < 3; i++)
-        cr_expect_str_eq(parity_report_at(report, i)->instance, order[i]);
+    cr_assert_eq(parity_table_flush_ordered(table, NULL, NULL, report), ASSAY_OK);
+    cr_assert_eq(parity_table_flush_ordered(table, backward_last, NULL, report), ASSAY_OK);
+    cr_assert_eq(parity_report_count(report), 6);
+    for (int64_t i = 0; i < 6; i++)
+        cr_expect_str_eq(parity_report_at(report, i)->instance, order[i % 3]);
     cr_expect_eq(parity_report_at(report, 0)->step, 1, "the worse place is told");
     parity_table_destroy(table);
     parity_report_destroy(report);
