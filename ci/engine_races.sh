@@ -2,16 +2,29 @@
 # The engine's own kernels under the race checker (docs/SIMULATOR.md), and what they move between global memory and the chip, beside
 # gpu/ops/traffic.json.  Needs no device and no nvcc.
 #   ci/engine_races.sh [--build DIR] [--update | --self-test] [CASE...]
-# Cases of `assay run` (default: those below) under every check of the simulator: a finding fails.  Then a step of tests/kernels/dense and
-# moe: of every kernel the 32-byte sectors that its warps' instructions ask for and the bytes that it has to touch.  A kernel that asks
+# Cases of `assay run` (default: those below) under every check of the simulator: a finding fails.  Then single rungs, the probe and steps
+# of tests/kernels/dense and moe likewise.  Every kernel of gpu/ops has to run somewhere here, or ci/engine_races.txt says why it does not:
+# a kernel that is in neither fails, and one that is in both.
+# Of every kernel the 32-byte sectors that its warps' instructions ask for and the bytes that it has to touch.  A kernel that asks
 # for more than the table says fails; with the g++ that made the table any difference does.  --update writes the table;
-# --self-test shows that the comparison fails where it must.
+# --self-test shows that both comparisons fail where they must.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 table=gpu/ops/traffic.json build=build/release update=0
-# every family of kernels: attention (k1, k2, k3 forward and backward, heads above 128, context parallel, documents), experts (k2, k3, capacity, padding), norms,
-# balancing, dropout; splits of the tokens over tp (every cell with tp)
-cases=(llama/1 wide_heads tiled_heads/1 context/cp2,a2a context/cp3,p2p olmoe/tp2 packed/1 dropout/tp2,sp qwen3_moe/1 qwen3_moe/pp2 capacity/1 padding/1 balancing/1 sigmoid_router/1 overlap shared_expert/ep2,dp2 shared_expert/tp2)
+# every family of kernels: attention (k2, k3 forward and backward, heads above 128, context parallel, documents), experts (k2, k3, capacity, padding), norms,
+# balancing, dropout, stages; splits of the tokens over tp (every cell with tp)
+cases=(wide_heads tiled_heads/1 context/cp2,a2a context/cp3,p2p olmoe/tp2 packed/1 dropout/tp2,sp qwen3_moe/1 unfused/pp2 capacity/1 padding/1 balancing/1 sigmoid_router/1 overlap shared_expert/ep2,dp2 shared_expert/tp2)
+# rungs that no case comes to, OPERATION/kN: a seed of `assay certify --campaign`, whose number is the rung's
+rungs=(add_rmsnorm_fwd/k0 rmsnorm_bwd_add/k0 rmsnorm_bwd/k2 qkv_rope_fwd/k0 qkv_rope_bwd/k0 qkv_norm_rope_bwd/k0 router_balanced_fwd/k0
+    router_balanced_bwd/k0 permute_plan/k1 embedding_bwd/k1 embedding_bwd/k2 random_logits/k0 linear_fwd/k1 linear_bwd_weight/k1)
+# what kernels move, at widths like those of models
+balanced="--seq-length 128 --moe-aux-loss-coeff 0.01 --moe-z-loss-coeff 0.001 --hidden-dropout 0.1 --moe-input-jitter-eps 0.01 --moe-expert-capacity-factor 1.25 --log-num-zeros-in-grad"
+declare -A steps=(
+    [dense]="--model tests/kernels/dense --seq-length 256"
+    [moe]="--model tests/kernels/moe --seq-length 256"
+    [moe.k1]="--model tests/kernels/moe $balanced --variant k1"
+    [moe.k3]="--model tests/kernels/moe $balanced --variant attention=k3,linear=k3"
+)
 picked=()
 
 self_test() {
@@ -36,6 +49,29 @@ self_test() {
     compare 1 'm: other: in the table and not in the run' 's/"kernel": "k"/"kernel": "other"/'
     compare 1 'm: k: not in the table' 's/"kernel": "k"/"kernel": "other"/'
     compare 1 'the table is empty' 'd'
+    # kernels of the sources, those that ran, the list: FOLDER holds all three
+    runs() { # EXIT WORDS KERNELS RAN LISTED
+        local code=0 out
+        printf '%b' "$3" >"$folder/kernels"
+        printf '%b' "$4" >"$folder/ran"
+        printf '%b' "$5" >"$folder/listed"
+        out=$(awk -f ci/races.awk "$folder/kernels" "$folder/ran" "$folder/listed") || code=$?
+        if [[ $code != "$1" ]] || ! grep -qE -- "$2" <<<"$out"; then
+            printf 'races: self-test: expected exit %s and "%s", found exit %s and\n%s\n' "$1" "$2" "$code" "$out" >&2
+            exit 1
+        fi
+    }
+    runs 0 '2 of 2 kernels have run, 0 are listed, 0 complaints' 'a\nb\n' 'a\nb\n' '# nobody\n'
+    runs 0 '1 of 2 kernels have run, 1 are listed, 0 complaints' 'a\nb\n' 'a\n' 'b: needs two devices\n'
+    runs 1 'b: has not run, and ci/engine_races.txt does not say why' 'a\nb\n' 'a\n' ''
+    runs 1 'b: has run, and ci/engine_races.txt lists it' 'a\nb\n' 'a\nb\n' 'b: needs two devices\n'
+    runs 1 'c: listed, and no kernel of gpu/ops' 'a\n' 'a\n' 'c: needs two devices\n'
+    runs 1 'b: listed without a reason' 'a\nb\n' 'a\n' 'b:\n'
+    runs 1 'b: listed twice' 'a\nb\n' 'a\n' 'b: one\nb: two\n'
+    runs 1 'c: has run, and is not among the kernels of gpu/ops' 'a\n' 'a\nc\n' ''
+    runs 1 'no kernel has run' 'a\n' '' 'a: needs two devices\n'
+    runs 1 'no kernels in gpu/ops' '' 'a\n' ''
+    echo "races: self-test passed"
     echo "traffic: self-test passed"
 }
 
@@ -44,7 +80,7 @@ while (($#)); do
     --build) build=$2 && shift 2 ;;
     --update) update=1 && shift ;;
     --self-test) self_test && exit ;;
-    -*) sed -n 2,9p "$0" >&2 && exit 2 ;;
+    -*) sed -n 2,12p "$0" >&2 && exit 2 ;;
     *) picked+=("$1") && shift ;;
     esac
 done
@@ -57,30 +93,52 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
 bad=0
-for c in "${picked[@]:-${cases[@]}}"; do
-    layout=()
-    [[ $c == */* ]] && layout=(--layout "${c#*/}")
-    command=("$assay" sanitize "$assay" run --case "${c%%/*}" "${layout[@]}" --engine-program "$engine" --report "$folder/run")
-    if ASSAY_SIM_TRAFFIC=$folder/seen "${command[@]}" >"$folder/log" 2>&1; then
-        printf 'races: %-20s %s\n' "$c" "$(tail -n 1 "$folder/log" | sed 's/^ *//')"
+# NAME TRAFFIC COMMAND...: a program under every check of the simulator; what its kernels move goes to the file TRAFFIC.
+checked() {
+    local name=$1 moved=$2
+    shift 2
+    if ASSAY_SIM_TRAFFIC=$moved "$assay" sanitize "$@" >"$folder/log" 2>&1; then
+        printf 'races: %-24s %s\n' "$name" "$(tail -n 1 "$folder/log" | sed 's/^ *//')"
     else
         bad=1
         cat "$folder/log"
-        echo "races: FAIL $c, again with: ${command[*]}"
+        echo "races: FAIL $name, again with: $assay sanitize $*"
     fi
+}
+
+for c in "${picked[@]:-${cases[@]}}"; do
+    layout=()
+    [[ $c == */* ]] && layout=(--layout "${c#*/}")
+    checked "$c" "$folder/seen" "$assay" run --case "${c%%/*}" "${layout[@]}" --engine-program "$engine" --report "$folder/run"
 done
 ((${#picked[@]} == 0)) || exit $bad
-
-for model in dense moe; do
-    ASSAY_SIM_TRAFFIC=$folder/moved.$model "$assay" bench --engine-program "$engine" --model tests/kernels/$model --draw-weights 1 --precision bf16 \
-        --micro-batch-size 1 --seq-length 256 --steps 1 --warmup 1 --report "$folder/bench" >"$folder/log" 2>&1 || { cat "$folder/log" && exit 2; }
-    sed "s/^{/{\"model\": \"$model\", /" "$folder/moved.$model" | LC_ALL=C sort >>"$folder/found"
+for r in "${rungs[@]}"; do
+    seed=${r##*/k}
+    checked "$r" "$folder/seen" "$assay" certify --engine sim --program "$engine" --operation "${r%/*}" --campaign "$seed-$seed"
 done
-# which of the kernels in gpu/ops have run
+checked probe "$folder/seen" "$assay" probe --engine sim --program "$engine" --stride 6553700
+mapfile -t models < <(printf '%s\n' "${!steps[@]}" | LC_ALL=C sort)
+for model in "${models[@]}"; do
+    read -ra options <<<"${steps[$model]}"
+    checked "a step of $model" "$folder/moved.$model" "$assay" bench --engine-program "$engine" "${options[@]}" --draw-weights 1 --precision bf16 \
+        --micro-batch-size 1 --steps 1 --warmup 1 --report "$folder/bench"
+done
+
+# MODEL FILE: lines of the table, of all processes that wrote to the file.
+moved() {
+    awk -v model="$1" -f ci/field.awk -f ci/traffic_sum.awk "$2" | LC_ALL=C sort
+}
+for model in "${models[@]}"; do
+    moved "$model" "$folder/moved.$model" >>"$folder/found"
+done
+moved small "$folder/seen" >>"$folder/found" # cases and single rungs: odd sizes, rows of a few sectors
+# a name without its instance's arguments
 sed -E 's/^\{"kernel": "//; s/",.*//; s/^\(//; s/[<)].*//' "$folder/seen" "$folder"/moved.* | sort -u >"$folder/ran"
-cat gpu/ops/*.cu gpu/ops/*.cuh | tr '\n' ' ' | grep -oE '__global__ [^;{(]*(__launch_bounds__\([^)]*\)[^;{(]*)?\(' |
-    sed -E 's/ *\($//; s/.* //' | sort -u >"$folder/kernels"
-echo "races: $(comm -12 "$folder/ran" "$folder/kernels" | wc -l) of $(wc -l <"$folder/kernels") kernels have run; not: $(comm -13 "$folder/ran" "$folder/kernels" | xargs)"
+{
+    cat gpu/ops/*.cu gpu/ops/*.cuh | tr '\n' ' ' | grep -oE '__global__ [^;{(]*(__launch_bounds__\([^)]*\)[^;{(]*)?\(' | sed -E 's/ *\($//; s/.* //'
+    sed -nE 's/^\{"kernel": "([A-Za-z0-9_]+).*/\1/p' gpu/ops/kernels.json # what nvcc compiled: a declaration that the pattern misses
+} | sort -u >"$folder/kernels"
+awk -f ci/races.awk "$folder/kernels" "$folder/ran" ci/engine_races.txt || bad=1
 compiler=$(sed -nE 's/^CMAKE_CXX_COMPILER:[A-Z]*=(.*)/\1/p' "$build/CMakeCache.txt")
 version=$("$compiler" -dumpfullversion)
 if ((update)); then

@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
 # What the compiler made of every kernel: registers, spills, shared memory, matrix, 128-bit and asynchronous instructions, beside
 # gpu/ops/kernels.json.  A spill, a lost 128-bit access, a lost matrix instruction or asynchronous copy, serialized wgmma fails; with the nvcc that made
-# the table any difference does.  Needs nvcc and ptxas, no device.
-#   ci/kernels.sh [--update | --self-test]
-# --update writes the table; --self-test shows, without nvcc, that the comparison fails where it must.
+# the table any difference does.  Needs nvcc and ptxas, no device.  Prints one line for each kernel, and what it moves beside the least that it could
+# (gpu/ops/traffic.json): a kernel of which nobody has counted that, and ci/engine_races.txt does not say why, fails.
+#   ci/kernels.sh [--update | --table | --self-test]
+# --update writes the table; --table prints the lines of the table as it is, without nvcc; --self-test shows, without nvcc, that the comparison and
+# the lines fail where they must.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 table=gpu/ops/kernels.json
@@ -13,6 +15,11 @@ serialized() {
     grep -F 'Potential Performance Loss' "$1"
 }
 export -f serialized
+
+# FIGURES: one line for each kernel; TRAFFIC and REASONS say what it moves, or why nobody knows.
+print_table() {
+    awk -f ci/field.awk -f ci/kernels_table.awk "${2:-gpu/ops/traffic.json}" "${3:-ci/engine_races.txt}" "$1"
+}
 
 # The comparison of an example with itself passes; each change of it fails with its words.
 self_test() {
@@ -47,6 +54,30 @@ self_test() {
     compare 1 'other: in the table and not in the build' 's/"kernel": "narrow"/"kernel": "other"/'
     compare 1 'narrow: not in the table' '/narrow/d'
     compare 1 'the table is empty' 'd'
+    local move='{"model": "dense", "kernel": "(wide<N>)", "launches": 1, "read": 96, "least_read": 64, "written": 32, "least_written": 16}'
+    lines() { # EXIT WORDS TRAFFIC REASONS FIGURES
+        local code=0 out
+        printf '%b' "$3" >"$folder/traffic"
+        printf '%b' "$4" >"$folder/reasons"
+        printf '%b' "$5" >"$folder/figures"
+        out=$(print_table "$folder/figures" "$folder/traffic" "$folder/reasons") || code=$?
+        if [[ $code != "$1" ]] || ! grep -qE -- "$2" <<<"$out"; then
+            printf 'kernels: self-test: expected exit %s and "%s", found exit %s and\n%s\n' "$1" "$2" "$code" "$out" >&2
+            exit 1
+        fi
+    }
+    local both wide
+    both=$(cat "$folder/found") wide=$(grep '"wide' "$folder/found")
+    lines 0 '^wide<4> .* 2 +1 +1 +1 1.60 dense$' "$move" '' "$wide"
+    lines 0 '^narrow .* - runs on no machine of ours$' "$move" '# a list\nnarrow: runs on no machine of ours\n' "$both"
+    lines 1 'narrow: no row in gpu/ops/traffic.json' "$move" '' "$both"
+    lines 1 'narrow: in gpu/ops/traffic.json, and nothing of that name was compiled' "$move\n${move/(wide<N>)/narrow}" '' "$wide"
+    # the worst of the steps; small cases only where there is no step
+    lines 0 '^wide<4> .* 2.80 moe$' "$move\n$(sed 's/dense/moe/; s/96/192/' <<<"$move")" '' "$wide"
+    lines 0 '^wide<4> .* 1.60 dense$' "$move\n$(sed 's/dense/small/; s/96/192/' <<<"$move")" '' "$wide"
+    lines 0 '^wide<4> .* 1.60 small$' "${move/dense/small}" '' "$wide"
+    lines 1 'no compiled kernel' "$move" '' ''
+    lines 1 'gpu/ops/traffic.json is empty' '' 'wide: nobody counts\n' "$wide"
     echo "ptxas info    : (C7515) Potential Performance Loss: wgmma.mma_async instructions are serialized due to ill formed pipeline stage in the function 'wide'" >"$folder/log"
     if ! serialized "$folder/log" >/dev/null || serialized tests/kernels/example.log >/dev/null; then
         echo "kernels: self-test: a log of serialized wgmma was not told from one without" >&2
@@ -57,6 +88,10 @@ self_test() {
 
 if [[ ${1:-} == --self-test ]]; then
     self_test
+    exit
+fi
+if [[ ${1:-} == --table ]]; then
+    print_table "$table"
     exit
 fi
 nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
@@ -98,7 +133,9 @@ if [[ ${1:-} == --update ]]; then
     echo "kernels: $(wc -l <"$folder/found") written to $table"
     exit
 fi
-same=0
+bad=0 same=0
+print_table "$folder/found" || bad=1
 grep -qF "\"nvcc\": \"$version\"" "$table" && same=1
 sed -E '/"kernel": /!d; s/,$//; s/^\{"nvcc".*//' "$table" >"$folder/table"
-awk -v check=1 -v same="$same" -f ci/field.awk -f ci/plain.awk -f ci/kernels.awk "$folder/table" "$folder/found"
+awk -v check=1 -v same="$same" -f ci/field.awk -f ci/plain.awk -f ci/kernels.awk "$folder/table" "$folder/found" || bad=1
+exit $bad

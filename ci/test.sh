@@ -38,6 +38,7 @@ step lint ci/lint.sh
 step boundaries ci/boundaries.sh
 step coverage-tool ci/coverage.sh --self-test
 step kernels-tool ci/kernels.sh --self-test
+step kernels-table ci/kernels.sh --table
 step traffic-tool ci/engine_races.sh --self-test
 step gpu-script ci/gpu_test.sh
 step evidence-tool ci/evidence.sh --self-test

@@ -48,14 +48,27 @@ static const assay_op_operand *operand_of(const assay_op_operand *list, int n, c
     return NULL;
 }
 
-/* Every slot that is there gives its symbols; false: one does not fit, whose name is in *slot. */
-static bool bind_slots(const assay_op *op, const assay_op_operand *list, int n, assay_op_binding *b,
-                       const char **slot)
+static bool match(const assay_op_slot *s, const assay_op_operand *v, bool one_row, assay_op_binding *b)
+{
+    const assay_op_binding before = *b;
+    if (assay_op_match(b, s, v->shape, v->ndim))
+        return true;
+    if (!one_row || v->ndim != 1)
+        return false;
+    const int64_t row[] = {1, v->shape[0]};
+    *b = before;
+    return assay_op_match(b, s, row, 2);
+}
+
+/* Every slot that is there gives its symbols; false: one does not fit, whose name is in *slot.  one_row: a vector is a matrix of one
+ * row, as a microbatch's counts [E] are where a row of the table has "B,E". */
+static bool bind_slots(const assay_op *op, const assay_op_operand *list, int n, bool one_row,
+                       assay_op_binding *b, const char **slot)
 {
     for (int i = 0; i < assay_op_n_slots(op); i++) {
         const assay_op_operand *v = operand_of(list, n, op->slots[i].name);
         *slot = op->slots[i].name;
-        if (v != NULL && !assay_op_match(b, &op->slots[i], v->shape, v->ndim))
+        if (v != NULL && !match(&op->slots[i], v, one_row, b))
             return false;
     }
     return true;
@@ -69,12 +82,16 @@ static assay_status bind(const assay_op *op, const assay_op_given *given, int n_
     *b = (assay_op_binding){.act = ASSAY_DTYPE_COUNT, .par = ASSAY_DTYPE_COUNT, .brackets = true};
     ASSAY_TRY(bind_attributes(op, given, n_given, b));
     const assay_op_binding before = *b;
-    if (bind_slots(op, list, n, b, &slot))
+    if (bind_slots(op, list, n, false, b, &slot))
         return ASSAY_OK;
     *b = before;
     b->brackets = false;
-    ASSAY_CHECK(bind_slots(op, list, n, b, &slot), ASSAY_INVALID_ARGUMENT,
-                "%s: slot %s: the shape does not fit the row", op->name, slot);
+    if (!bind_slots(op, list, n, false, b, &slot)) {
+        *b = before;
+        b->brackets = false;
+        ASSAY_CHECK(bind_slots(op, list, n, true, b, &slot), ASSAY_INVALID_ARGUMENT,
+                    "%s: slot %s: the shape does not fit the row", op->name, slot);
+    }
     int64_t known;
     if (!assay_op_symbol(b, "H", &known))
         (void)assay_op_bind(b, "H", 1);

@@ -30,12 +30,18 @@ template <class TY, class T> __global__ void cast_k0(TY *y, const T *x, int64_t 
         gpu_store(y + i, gpu_load(x + i));
 }
 
-template <class TY, class T> __global__ void cast_k1(TY *y, const T *x, int64_t eights)
+/* Numbers of a thread at a time: 16 bytes of the wider type, so that a warp asks for whole sectors on both sides. */
+template <class TY, class T> struct cast_piece {
+    static constexpr int width = GPU_VECTOR_BYTES / (int)(sizeof(TY) > sizeof(T) ? sizeof(TY) : sizeof(T));
+};
+
+template <class TY, class T> __global__ void cast_k1(TY *y, const T *x, int64_t pieces)
 {
-    for (int64_t i = gpu_thread(); i < eights; i += gpu_threads()) {
-        float v[GPU_EIGHT];
-        gpu_load_n(v, x + i * GPU_EIGHT);
-        gpu_store_n(y + i * GPU_EIGHT, v);
+    constexpr int width = cast_piece<TY, T>::width;
+    for (int64_t i = gpu_thread(); i < pieces; i += gpu_threads()) {
+        float v[width];
+        gpu_load_n(v, x + i * width);
+        gpu_store_n(y + i * width, v);
     }
 }
 
@@ -122,9 +128,10 @@ static assay_status add(const gpu_work *w)
 template <class TY, class T>
 static cudaError_t launch_cast(int variant, gpu_tensor y, gpu_tensor x, int64_t n, cudaStream_t stream)
 {
+    const int64_t pieces = n / cast_piece<TY, T>::width;
     if (variant > 0)
-        return GPU_LAUNCH_NO_BARRIER((cast_k1<TY, T>), gpu_grid(n / GPU_EIGHT, GPU_BLOCK), dim3(GPU_BLOCK), 0,
-                                     stream, (TY *)y.data, (const T *)x.data, n / GPU_EIGHT);
+        return GPU_LAUNCH_NO_BARRIER((cast_k1<TY, T>), gpu_grid(pieces, GPU_BLOCK), dim3(GPU_BLOCK), 0,
+                                     stream, (TY *)y.data, (const T *)x.data, pieces);
     return GPU_LAUNCH_NO_BARRIER((cast_k0<TY, T>), gpu_grid(n, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
                                  (TY *)y.data, (const T *)x.data, n);
 }
@@ -254,8 +261,8 @@ GPU_LADDER(add) = {
 };
 GPU_LADDER(cast) = {
     GPU_RUNG("one thread an element", cast, GPU_DECLARES("y", GPU_ELEMENTWISE(0))),
-    GPU_RUNG_IF("eight elements a thread where sizes allow", cast, NULL, by_eight, NULL, GPU_SM_80,
-                GPU_DECLARES("y", GPU_ELEMENTWISE(0))),
+    GPU_RUNG_IF("16 bytes of the wider type a thread where sizes allow", cast, NULL, by_eight, NULL,
+                GPU_SM_80, GPU_DECLARES("y", GPU_ELEMENTWISE(0))),
     GPU_LADDER_END,
 };
 GPU_LADDER(slice_rows) = {

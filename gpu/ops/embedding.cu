@@ -1,7 +1,8 @@
 /* Vocabulary-parallel embedding.  docs/OPS.md 6.
  *
  *   k0  one thread for each element; bwd: one thread for each column walks the tokens       fp32, sequential
- *   k1  bwd: one warp for each token; the first token of an id sums all rows of that id,   the same sums,
+ *   k1  fwd: 16 bytes for each thread, rows along the grid                                  copies
+ *       bwd: one warp for each token; the first token of an id sums all rows of that id,   the same sums,
  *       so ids are summed side by side                                                      bit for bit
  *   k2  bwd: tokens sorted by id, 64 chains of an id at most: embedding_sorted.cu           fp32, 64 chains in order
  *
@@ -20,6 +21,18 @@ __global__ void embedding_fwd_k0(T *y, const int64_t *ids, const T *w, int64_t v
             y[e] = w[(id - vocab_start) * h + e % h];
         else
             gpu_store(y + e, 0.0f);
+    }
+}
+
+/* Pieces of 16 bytes. */
+__global__ void embedding_fwd_k1(uint4 *y, const int64_t *ids, const uint4 *w, int64_t vocab_start, int64_t v,
+                                 int64_t t, int pieces)
+{
+    GPU_EACH_PIECE(row, i, t, pieces, 1)
+    {
+        const int64_t id = ids[row];
+        const bool here = id >= vocab_start && id - vocab_start < v;
+        y[row * pieces + i] = here ? w[(id - vocab_start) * pieces + i] : make_uint4(0u, 0u, 0u, 0u);
     }
 }
 
@@ -69,6 +82,15 @@ static cudaError_t launch_fwd(gpu_tensor y, gpu_tensor ids, gpu_tensor weight, i
                                  weight.shape[0], t, h);
 }
 
+static cudaError_t launch_fwd_pieces(gpu_tensor y, gpu_tensor ids, gpu_tensor weight, int64_t vocab_start,
+                                     int64_t t, int pieces, cudaStream_t stream)
+{
+    const gpu_pieces_launch shape = gpu_pieces_of(t, pieces);
+    return GPU_LAUNCH_NO_BARRIER(embedding_fwd_k1, shape.grid, shape.block, 0, stream, (uint4 *)y.data,
+                                 (const int64_t *)ids.data, (const uint4 *)weight.data, vocab_start,
+                                 weight.shape[0], t, pieces);
+}
+
 static assay_status embedding_fwd(const gpu_work *w)
 {
     const gpu_tensor y = gpu_operand(w->o, "y"), ids = gpu_operand(w->o, "ids"),
@@ -84,7 +106,11 @@ static assay_status embedding_fwd(const gpu_work *w)
     ASSAY_TRY(gpu_check_shape2(op, "y", y, t, h));
     ASSAY_CHECK(vocab_start >= 0, ASSAY_INVALID_ARGUMENT,
                 "%s: vocab_start: expected 0 or more, found %" PRId64, op, vocab_start);
-    if (t * h > 0)
+    if (t * h > 0 && w->variant > 0)
+        GPU_LAUNCHED(
+            launch_fwd_pieces(y, ids, weight, vocab_start, t, gpu_16_bytes(w->o, weight.dtype, h), w->stream),
+            op);
+    else if (t * h > 0)
         GPU_LAUNCHED(GPU_BY_ACT(weight.dtype, launch_fwd, y, ids, weight, vocab_start, t, h, w->stream), op);
     return ASSAY_OK;
 }
@@ -147,9 +173,17 @@ static bool takes_sorted(const gpu_ctx *, const gpu_operands *o)
            (dweight.ndim != 2 || dweight.shape[0] < INT_MAX);
 }
 
+static bool rows_of_16_bytes(const gpu_ctx *, const gpu_operands *o)
+{
+    const gpu_tensor weight = gpu_operand(o, "weight");
+    return weight.ndim == 2 && gpu_16_bytes(o, weight.dtype, weight.shape[1]) > 0;
+}
+
 /* --- the ladder --------------------------------------------------------------------------------------------- */
 GPU_LADDER(embedding_fwd) = {
     GPU_RUNG("one thread an element", embedding_fwd, GPU_DECLARES("y", GPU_ELEMENTWISE(0))),
+    GPU_RUNG_IF("16 bytes a thread, rows along the grid", embedding_fwd, NULL, rows_of_16_bytes, NULL,
+                GPU_SM_80, GPU_DECLARES("y", GPU_ELEMENTWISE(0))),
     GPU_LADDER_END,
 };
 GPU_LADDER(embedding_bwd) = {

@@ -3,7 +3,8 @@
  *   count, scan, place   the ids of this piece of the vocabulary, stable, by 8 bits at a time (LSD radix sort; counts of 256 tokens a
  *                        warp); what is not of this piece sorts behind
  *   runs                 where the tokens of each place's id begin and how many they are
- *   sum                  a warp for each id and 32 or 256 columns; of an id with more than HOT tokens, one for each chain
+ *   sum                  a warp for each id and 32 or 256 columns, a lane's in groups of four that lie side by side with those of its
+ *                        neighbours; of an id with more than HOT tokens, one for each chain
  *   join                 the chains of those ids, onto dweight
  *
  * Arithmetic: the n rows of an id, t ascending, are chains of ceil(n / EMBEDDING_CHAINS) rows; each is added in order from 0 on, the
@@ -172,30 +173,61 @@ __global__ void embedding_runs(embedding_run *runs, const int *key, int v, int t
     }
 }
 
-/* N numbers: one, or 16 bytes of bf16. */
-template <int N, class T> __device__ static __forceinline__ void load_columns(float (&v)[N], const T *from)
+/* A lane's columns: one, or GROUPS times FOUR; of each group a warp has FOUR * 32 side by side, whole sectors of F32. */
+enum { FOUR = 4, GROUPS = 2 };
+template <int N> struct columns {
+    static constexpr int width = N == 1 ? 1 : FOUR, apart = GPU_WARP * width;
+};
+static_assert(GPU_EIGHT == GROUPS * FOUR, "a lane has eight columns");
+
+/* The columns from `column` on of a row from `from` on, those that are below `h`; h is a multiple of a group's width. */
+template <int N, class T>
+__device__ static __forceinline__ void load_columns(float (&v)[N], const T *from, int64_t column, int64_t h)
 {
-    if constexpr (N == 1)
-        v[0] = gpu_load(from);
-    else
-        gpu_load_n(v, from);
+    if constexpr (N == 1) {
+        v[0] = gpu_load(from + column);
+    } else {
+        GPU_UNROLL
+        for (int g = 0; g < GROUPS; ++g) {
+            float four[FOUR] = {};
+            if (column + g * columns<N>::apart < h)
+                gpu_load_n(four, from + column + g * columns<N>::apart);
+            GPU_UNROLL
+            for (int i = 0; i < FOUR; ++i)
+                v[g * FOUR + i] = four[i];
+        }
+    }
 }
 
-template <int N> __device__ static __forceinline__ void store_columns(float *to, const float (&v)[N])
+template <int N>
+__device__ static __forceinline__ void store_columns(float *to, const float (&v)[N], int64_t column,
+                                                     int64_t h)
 {
-    if constexpr (N == 1)
-        *to = v[0];
-    else
-        gpu_store_n(to, v);
+    if constexpr (N == 1) {
+        to[column] = v[0];
+    } else {
+        GPU_UNROLL
+        for (int g = 0; g < GROUPS; ++g)
+            if (column + g * columns<N>::apart < h)
+                gpu_write_four(to + column + g * columns<N>::apart,
+                               make_float4(v[g * FOUR], v[g * FOUR + 1], v[g * FOUR + 2], v[g * FOUR + 3]));
+    }
 }
 
-template <int N> __device__ static __forceinline__ void add_to(float *to, const float (&sum)[N])
+template <int N>
+__device__ static __forceinline__ void add_to(float *to, const float (&sum)[N], int64_t column, int64_t h)
 {
     float v[N];
-    load_columns(v, to);
+    load_columns(v, to, column, h);
     for (int i = 0; i < N; ++i)
         v[i] = sum[i] + v[i];
-    store_columns(to, v);
+    store_columns(to, v, column, h);
+}
+
+/* The first column of this lane. */
+template <int N> __device__ static __forceinline__ int64_t first_column()
+{
+    return (int64_t)blockIdx.y * GPU_WARP * N + (int64_t)threadIdx.x * columns<N>::width;
 }
 
 /* A warp for each place p of the sorted tokens, of which those work where an id, or a chain of a hot one, begins. */
@@ -203,7 +235,7 @@ template <class T, int N>
 __global__ void embedding_sum(float *dweight, embedding_room room, const int *key, const int *token,
                               const T *dy, int t, int64_t h)
 {
-    const int64_t column = ((int64_t)blockIdx.y * GPU_WARP + threadIdx.x) * N;
+    const int64_t column = first_column<N>();
     if (column >= h)
         return;
     for (int64_t p = gpu_warp_row(); p < t; p += (int64_t)gridDim.x * blockDim.y) {
@@ -218,7 +250,7 @@ __global__ void embedding_sum(float *dweight, embedding_room room, const int *ke
         EMBEDDING_UNROLL
         for (int i = 0; i < n; ++i) {
             float row[N];
-            load_columns(row, dy + token[p + i] * h + column);
+            load_columns(row, dy + token[p + i] * h, column, h);
             const bool ends =
                 --left == 0 || i + 1 == n; /* no branch: loads of the next rows start before it */
             left = ends ? length : left;
@@ -229,9 +261,9 @@ __global__ void embedding_sum(float *dweight, embedding_room room, const int *ke
             }
         }
         if (hot)
-            store_columns(room.chains + (run.first / HOT_PLACES + in_run / length) * h + column, total);
+            store_columns(room.chains + (run.first / HOT_PLACES + in_run / length) * h, total, column, h);
         else
-            add_to(dweight + key[p] * h + column, total);
+            add_to(dweight + key[p] * h, total, column, h);
     }
 }
 
@@ -239,7 +271,7 @@ __global__ void embedding_sum(float *dweight, embedding_room room, const int *ke
 template <int N>
 __global__ void embedding_join(float *dweight, embedding_room room, const int *key, int t, int64_t h)
 {
-    const int64_t column = ((int64_t)blockIdx.y * GPU_WARP + threadIdx.x) * N;
+    const int64_t column = first_column<N>();
     if (column >= h)
         return;
     for (int64_t i = gpu_warp_row(); i * HOT < t; i += (int64_t)gridDim.x * blockDim.y) {
@@ -251,11 +283,11 @@ __global__ void embedding_join(float *dweight, embedding_room room, const int *k
         float total[N] = {};
         for (int c = 0; c < chains; ++c) {
             float chain[N];
-            load_columns(chain, room.chains + (run.first / HOT_PLACES + c) * h + column);
+            load_columns(chain, room.chains + (run.first / HOT_PLACES + c) * h, column, h);
             for (int k = 0; k < N; ++k)
                 total[k] += chain[k];
         }
-        add_to(dweight + key[i * HOT] * h + column, total);
+        add_to(dweight + key[i * HOT] * h, total, column, h);
     }
 }
 

@@ -13,6 +13,7 @@
 
 /* A thread has 4 neighbouring rows in each half of the tile, and 4 neighbouring columns. */
 enum { ROWS = 64, COLUMNS = 128, STEP = 16, FOUR = 4, PART = 8, THREADS = ROWS * COLUMNS / (PART * PART) };
+enum { BLOCKS = 3 }; /* of a multiprocessor: 168 registers a thread, which nothing here has to spill */
 enum { ACROSS = COLUMNS / PART };
 /* Rows of a tile in shared memory, of one more float4: threads that write a column of terms meet in fewer banks. */
 enum { A_STRIDE = ROWS + FOUR, B_STRIDE = COLUMNS + FOUR, STAGE = STEP * (A_STRIDE + B_STRIDE) };
@@ -154,7 +155,7 @@ __device__ static __forceinline__ void each_four(const float (&acc)[PART][PART],
 
 /* c [R,n] = a [R,terms] times the matrix of a row's expert, b [El,n,terms], or [El,terms,n] with B_BY_TERM. */
 template <bool B_BY_TERM, bool VECTOR>
-__global__ void __launch_bounds__(THREADS)
+__global__ void __launch_bounds__(THREADS, BLOCKS)
     grouped_tiles_rows_k2(float *c, const float *a, const float *b, int n, int terms, grouped_rows all)
 {
     const grouped_range tile = grouped_rows_of_tile<ROWS>(all, (int)blockIdx.x);
@@ -185,7 +186,7 @@ __global__ void __launch_bounds__(THREADS)
 
 /* c [El,m,n] += (or, not to accumulate, =) a^T b over each expert's rows of a [R,m] and b [R,n]. */
 template <bool VECTOR>
-__global__ void __launch_bounds__(THREADS)
+__global__ void __launch_bounds__(THREADS, BLOCKS)
     grouped_tiles_weight_k2(float *c, const float *a, const float *b, int m, int n, bool accumulate,
                             grouped_rows all)
 {

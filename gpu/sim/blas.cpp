@@ -72,11 +72,23 @@ void touch(const unsigned char *p, const layout &l, bool write)
     }
 }
 
+/* The bias vector of every batch. */
+void touch_bias(const product &p)
+{
+    const size_t e = size_of(p.how.bias_type);
+    const unsigned char *bias = static_cast<const unsigned char *>(p.how.bias);
+    for (int64_t b = 0; b < p.d.batch; ++b)
+        sim::race_range(bias + static_cast<size_t>(b * p.how.bias_stride) * e, static_cast<size_t>(p.m) * e,
+                        false);
+}
+
 assay_sim_step product_step(void *state)
 {
     const product *p = static_cast<const product *>(state);
-    if (p->workspace_bytes > 0)
+    if (p->workspace_bytes > 0) {
         memset(p->workspace, 0xff, p->workspace_bytes);
+        sim::race_range(p->workspace, p->workspace_bytes, true);
+    }
     for (int64_t batch = 0; batch < p->d.batch; ++batch) {
         sim::blas_multiply(*p, batch);
     }
@@ -86,6 +98,8 @@ assay_sim_step product_step(void *state)
     }
     if (p->beta != 0.0)
         touch(p->pc, p->c, false);
+    if (p->how.bias != nullptr)
+        touch_bias(*p);
     touch(p->pd, p->d, true);
     return ASSAY_SIM_DONE;
 }

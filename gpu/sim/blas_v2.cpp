@@ -69,6 +69,16 @@ template <class T> T &at(T *x, int64_t i, int64_t n, int64_t inc)
     return x[inc < 0 ? (i - n + 1) * inc : i * inc];
 }
 
+/* What the work has read or written, for the race checker: one piece, or elements that lie apart. */
+template <class T> void touch(const T *x, int64_t n, int64_t inc, bool write)
+{
+    const bool whole = inc == 1 || inc == -1;
+    if (n > 0 && whole)
+        sim::race_range(x, static_cast<size_t>(n) * sizeof(T), write);
+    for (int64_t i = 0; i < n && !whole; ++i)
+        sim::race_range(&at(x, i, n, inc), sizeof(T), write);
+}
+
 #define CHECK_HANDLE(h)                                                                                      \
     do {                                                                                                     \
         if ((h) == nullptr)                                                                                  \
@@ -86,7 +96,10 @@ template <class T> T &at(T *x, int64_t i, int64_t n, int64_t inc)
 template <class T> std::function<T()> factor(cublasHandle_t h, const T *p)
 {
     if (h->pointers == CUBLAS_POINTER_MODE_DEVICE)
-        return [p] { return *p; };
+        return [p] {
+            touch(p, 1, 1, false);
+            return *p;
+        };
     const T value = *p;
     return [value] { return value; };
 }
@@ -110,6 +123,8 @@ cublasStatus_t axpy(cublasHandle_t h, int n, const T *alpha, const T *x, int inc
         const T f = a();
         for (int64_t i = 0; i < n; ++i)
             at(y, i, n, incy) = fused(f, at(x, i, n, incx), at(y, i, n, incy));
+        touch(x, n, incx, false);
+        touch(y, n, incy, true);
     });
 }
 
@@ -122,6 +137,7 @@ template <class T> cublasStatus_t scal(cublasHandle_t h, int n, const T *alpha, 
         const T f = a();
         for (int64_t i = 0; i < n; ++i)
             at(x, i, n, incx) *= f;
+        touch(x, n, incx, true);
     });
 }
 
@@ -137,6 +153,8 @@ template <class T> cublasStatus_t exchange(cublasHandle_t h, int n, T *x, int in
             if (both)
                 at(x, i, n, incx) = was;
         }
+        touch(x, n, incx, both);
+        touch(y, n, incy, true);
     });
 }
 
@@ -157,6 +175,9 @@ cublasStatus_t reduce(cublasHandle_t h, reduction how, int n, const T *x, int in
                               : fused(v, at(y, i, n, incy), sum);
         }
         *result = how == NRM2 ? static_cast<T>(sqrt(sum)) : sum;
+        touch(x, n, incx, false);
+        touch(y, n, incy, false);
+        touch(result, 1, 1, true);
     });
 }
 
@@ -172,6 +193,8 @@ template <class T> cublasStatus_t amax(cublasHandle_t h, int n, const T *x, int 
                 best = static_cast<int>(i) + 1;
         }
         *result = best;
+        touch(x, n, incx, false);
+        touch(result, 1, 1, true);
     });
 }
 

@@ -438,6 +438,7 @@ static void add_moves(parity_ask *q)
     add_embedding(q, 9, 11, 3, 4);
     add_embedding(q, 0, 5, 2, 0);
     add_embedding(q, 1, 1, 7, 2);
+    add_embedding(q, 9, 11, 136, 4); /* 16 bytes at a time, columns of two groups */
     add_frequent_id(q, 700, 2, 5, 3, 1);
     add_frequent_id(q, 1300, 300, 8, 1, 2);
     add_qkv(q, 5, 4, 2, 3);

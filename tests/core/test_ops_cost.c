@@ -49,6 +49,8 @@ static const sample samples[] = {
     {"embedding_fwd", "rows of the tokens, not the table", {{"ids", I, 1, {6}}, {"weight", BF, 2, {100, 7}}, {"y", BF, 2, {6, 7}}}, {{NULL, 0}},
      0, 0, 8 * 6 + 2 * 6 * 7 + 2 * 6 * 7},
     {"gather_rows", "a vector", {{"x", F, 1, {50}}, {"index", I, 1, {6}}, {"y", F, 1, {6}}}, {{NULL, 0}}, 0, 0, 4 * 6 + 8 * 6 + 4 * 6},
+    {"router_balanced_bwd", "counts of a microbatch, a vector", {{"dprobs", F, 2, {6, 2}}, {"indices", I, 2, {6, 2}}, {"scores", F, 2, {6, 4}}, {"logits", F, 2, {6, 4}}, {"tokens_per_expert", I, 1, {4}}, {"dlogits", F, 2, {6, 4}}},
+     {{"topk", 2}}, 12 * 6 * 4, 0, (4 + 8) * 6 * 2 + 3 * 4 * 6 * 4 + 8 * 4},
     {"adamw", "reads and writes its states", {{"grad", F, 1, {10}}, {"main_param", F, 1, {10}}, {"exp_avg", F, 1, {10}}, {"exp_avg_sq", F, 1, {10}}, {"param", BF, 1, {10}}}, {{NULL, 0}},
      160, 0, 4 * 10 + 3 * 2 * 4 * 10 + 2 * 10},
 };

@@ -2,9 +2,11 @@
 #include "races.h"
 
 #include <cublasLt.h>
+#include <cublas_v2.h>
 #include <nccl.h>
+#include <stdlib.h>
 
-enum { N = 16 };
+enum { N = 16, WORKSPACE = 4096 };
 
 __global__ void before_a_product(int *x)
 {
@@ -13,6 +15,26 @@ __global__ void before_a_product(int *x)
 __global__ void behind_a_product(int *y, const int *x)
 {
     y[threadIdx.x] = x[threadIdx.x]; /* a: result_without_event */
+}
+__global__ void before_a_bias(int *x)
+{
+    x[threadIdx.x] = 0; /* a: bias_without_event */
+}
+__global__ void behind_a_workspace(int *y)
+{
+    y[threadIdx.x] = 0; /* a: workspace_without_event */
+}
+__global__ void before_a_vector(int *x)
+{
+    x[threadIdx.x] = 0; /* a: vector_without_event */
+}
+__global__ void behind_a_vector(int *y, const int *x)
+{
+    y[threadIdx.x] = x[2 * threadIdx.x]; /* a: vector_result_without_event */
+}
+__global__ void before_a_factor(int *x)
+{
+    x[threadIdx.x] = 0; /* a: factor_without_event */
 }
 __global__ void before_a_sum(int *x)
 {
@@ -44,21 +66,61 @@ struct streams {
     }
 };
 
-/* d = a b on the stream, N x N of float. */
-static void multiply(cudaStream_t stream, int *d, const int *a, const int *b)
+/* Of the algorithms that are offered, the one that writes its workspace. */
+static cublasLtMatmulAlgo_t with_workspace(cublasLtHandle_t lt, cublasLtMatmulDesc_t how,
+                                           cublasLtMatrixLayout_t square)
+{
+    cublasLtMatmulPreference_t wish;
+    cublasLtMatmulHeuristicResult_t offered[8];
+    const size_t bytes = WORKSPACE;
+    int n = 0;
+    (void)cublasLtMatmulPreferenceCreate(&wish);
+    (void)cublasLtMatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes,
+                                               sizeof bytes);
+    (void)cublasLtMatmulAlgoGetHeuristic(lt, how, square, square, square, square, wish, 8, offered, &n);
+    (void)cublasLtMatmulPreferenceDestroy(wish);
+    for (int i = 0; i < n; ++i) {
+        if (offered[i].workspaceSize > 0)
+            return offered[i].algo;
+    }
+    abort(); /* the case would show nothing */
+}
+
+/* d = a b (+ bias) on the stream, N x N of float. */
+static void multiply(cudaStream_t stream, int *d, const int *a, const int *b, const int *bias = nullptr,
+                     int *workspace = nullptr)
 {
     cublasLtHandle_t lt;
     cublasLtMatmulDesc_t how;
     cublasLtMatrixLayout_t square;
+    cublasLtMatmulAlgo_t algo;
     const float one = 1.0f, zero = 0.0f;
+    const int32_t epilogue = bias != nullptr ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
     (void)cublasLtCreate(&lt);
     (void)cublasLtMatmulDescCreate(&how, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    (void)cublasLtMatmulDescSetAttribute(how, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
+    (void)cublasLtMatmulDescSetAttribute(how, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
     (void)cublasLtMatrixLayoutCreate(&square, CUDA_R_32F, N, N, N);
-    (void)cublasLtMatmul(lt, how, &one, a, square, b, square, &zero, d, square, d, square, nullptr, nullptr,
-                         0, stream);
+    if (workspace != nullptr)
+        algo = with_workspace(lt, how, square);
+    (void)cublasLtMatmul(lt, how, &one, a, square, b, square, &zero, d, square, d, square,
+                         workspace != nullptr ? &algo : nullptr, workspace,
+                         workspace != nullptr ? WORKSPACE : 0, stream);
     (void)cublasLtMatrixLayoutDestroy(square);
     (void)cublasLtMatmulDescDestroy(how);
     (void)cublasLtDestroy(lt);
+}
+
+/* y += factor x, N elements of which every second is touched in x; the factor lies in device memory. */
+static void add_vector(cudaStream_t stream, int *y, const int *x, const int *factor)
+{
+    cublasHandle_t h;
+    (void)cublasCreate(&h);
+    (void)cublasSetStream(h, stream);
+    (void)cublasSetPointerMode(h, CUBLAS_POINTER_MODE_DEVICE);
+    (void)cublasSaxpy(h, N, reinterpret_cast<const float *>(factor), reinterpret_cast<const float *>(x), 2,
+                      reinterpret_cast<float *>(y), 2);
+    (void)cublasDestroy(h);
 }
 
 struct alone { /* a communicator of one rank */
@@ -88,6 +150,72 @@ static void run_result_without_event(int *x, int *y)
     streams s;
     multiply(s.other, y, x, x);
     (void)GPU_LAUNCH(behind_a_product, 1, 32, 0, s.compute, x + 2048, y);
+}
+
+static void run_bias_without_event(int *x, int *y)
+{
+    streams s;
+    (void)GPU_LAUNCH(before_a_bias, 1, N, 0, s.other, x + 2048);
+    multiply(s.compute, y, x, x, x + 2048);
+}
+
+/* Behind the last element of the bias. */
+static void run_beside_the_bias(int *x, int *y)
+{
+    streams s;
+    (void)GPU_LAUNCH(ordered, 1, N, 0, s.other, x + 2048 + N);
+    multiply(s.compute, y, x, x, x + 2048);
+}
+
+static void run_bias_behind_an_event(int *x, int *y)
+{
+    streams s;
+    (void)GPU_LAUNCH(ordered, 1, N, 0, s.other, x + 2048);
+    s.order();
+    multiply(s.compute, y, x, x, x + 2048);
+}
+
+static void run_workspace_without_event(int *x, int *y)
+{
+    streams s;
+    multiply(s.other, y, x, x, nullptr, y + 2048);
+    (void)GPU_LAUNCH(behind_a_workspace, 1, 32, 0, s.compute, y + 2048);
+}
+
+static void run_one_workspace_of_two_products(int *x, int *y)
+{
+    streams s;
+    multiply(s.other, y, x, x, nullptr, y + 2048);
+    multiply(s.compute, y + N * N, x, x, nullptr, y + 2048);
+}
+
+static void run_vector_without_event(int *x, int *y)
+{
+    streams s;
+    (void)GPU_LAUNCH(before_a_vector, 1, 32, 0, s.other, x);
+    add_vector(s.compute, y, x, x + 2048);
+}
+
+static void run_vector_result_without_event(int *x, int *y)
+{
+    streams s;
+    add_vector(s.other, y, x, x + 2048);
+    (void)GPU_LAUNCH(behind_a_vector, 1, N, 0, s.compute, x + 1024, y);
+}
+
+/* Between the elements of a vector is nobody. */
+static void run_between_the_elements(int *x, int *y)
+{
+    streams s;
+    add_vector(s.compute, y, x, x + 2048);
+    (void)GPU_LAUNCH(ordered, 1, 1, 0, s.other, x + 1);
+}
+
+static void run_factor_without_event(int *x, int *y)
+{
+    streams s;
+    (void)GPU_LAUNCH(before_a_factor, 1, 32, 0, s.other, x + 2048);
+    add_vector(s.compute, y, x, x + 2048);
 }
 
 static void run_product_behind_an_event(int *x, int *y)
@@ -151,7 +279,22 @@ static void run_collective_behind_an_event(int *x, int *y)
 #name, nullptr, "", __FILE__, run_##name                                                             \
     }
 const race_case RACES_WITH_LIBRARIES[] = {
-    CASE(product_without_event),      CASE(result_without_event),       CASE(sum_without_event),
-    CASE(gather_without_event),       FREE(product_behind_an_event),    FREE(own_part_of_a_gather),
-    FREE(products_beside_each_other), FREE(collective_behind_an_event), {},
+    CASE(product_without_event),
+    CASE(result_without_event),
+    CASE(bias_without_event),
+    CASE(workspace_without_event),
+    CASE(one_workspace_of_two_products),
+    CASE(vector_without_event),
+    CASE(vector_result_without_event),
+    CASE(factor_without_event),
+    CASE(sum_without_event),
+    CASE(gather_without_event),
+    FREE(product_behind_an_event),
+    FREE(bias_behind_an_event),
+    FREE(beside_the_bias),
+    FREE(between_the_elements),
+    FREE(own_part_of_a_gather),
+    FREE(products_beside_each_other),
+    FREE(collective_behind_an_event),
+    {},
 };
