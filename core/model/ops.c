@@ -77,6 +77,24 @@ enum { SIZE_MAX_ATTR = 1 << 30 };
 #define LOSS_NAMES(suffix)                                                                                   \
     "tokens_per_expert=tokens_per_expert" suffix " aux_coeff=aux_coeff" suffix " z_coeff=z_coeff" suffix     \
     " tokens=tokens" suffix " divisor=divisor" suffix " loss_scale=loss_scale" suffix
+/* What a router's choice, its balancing statistics and the gradient of the choice have alone and with others in one launch. */
+#define CHOICE_SLOTS                                                                                         \
+    {IN("logits", FLOAT, "T,E")}, {IN("expert_bias", F32, "E"), OPT},                                        \
+        {OUT("indices", I64, "T,K"), .below = "E"}, {OUT("probs", F32, "T,K")},                              \
+    {                                                                                                        \
+        OUT("scores", F32, "T,E")                                                                            \
+    }
+#define AUX_SLOTS                                                                                            \
+    {OUT("aux_scores", F32, "T,E")}, {OUT("aux_indices", I64, "T,K"), .below = "E"},                         \
+        {OUT("tokens_per_expert", I64, "E")}, {OUT("score_sums", F32, "E")},                                 \
+    {                                                                                                        \
+        OUT("z_sum", F32, "1")                                                                               \
+    }
+#define CHOICE_GRAD_SLOTS                                                                                    \
+    {IN("dprobs", F32, "T,K")}, {IN("indices", I64, "T,K"), .below = "E"}, {IN("scores", F32, "T,E")},       \
+    {                                                                                                        \
+        IN("logits", FLOAT, "T,E")                                                                           \
+    }
 #define ROUTER_ATTRS                                                                                         \
     SCORE_ATTRS, {BOOL("pre_softmax"), .otherwise = "false"},                                                \
         {BOOL("norm_topk_prob"), .otherwise = "false"}, {DOUBLE("scaling_factor"), .otherwise = "1"},        \
@@ -412,54 +430,21 @@ static const assay_op table[] = {
     {"sum", "elementwise", .sums = "y: n", .flops = "n",
      .slots = {{IN("x", F32, "n")}, {OUT("y", F64, "1")}}},
     /* --- 7. mixture of experts --- */
-    {"router_fwd", "router", .sums = "probs: E; scores: E", .flops = "4*T*E+T*E*K",
-     .slots = {{IN("logits", FLOAT, "T,E")},
-               {IN("expert_bias", F32, "E"), OPT},
-               {OUT("indices", I64, "T,K"), .below = "E"},
-               {OUT("probs", F32, "T,K")},
-               {OUT("scores", F32, "T,E")}},
+    {"router_fwd", "router", .sums = "probs: E; scores: E", .flops = "4*T*E+T*E*K", .slots = {CHOICE_SLOTS},
      .attrs = {ROUTER_ATTRS}},
     {"router_bwd", "router", .sums = "dlogits: E", .flops = "4*T*E",
-     .slots = {{IN("dprobs", F32, "T,K")},
-               {IN("indices", I64, "T,K"), .below = "E"},
-               {IN("scores", F32, "T,E")},
-               {IN("logits", FLOAT, "T,E")},
-               {OUT("dlogits", F32, "T,E")}},
-     .attrs = {ROUTER_ATTRS}},
+     .slots = {CHOICE_GRAD_SLOTS, {OUT("dlogits", F32, "T,E")}}, .attrs = {ROUTER_ATTRS}},
     {"router_aux_fwd", "router", .sums = "aux_scores: E; score_sums: T; z_sum: T", .flops = "6*T*E+T*E*K",
-     .slots = {{IN("logits", FLOAT, "T,E")},
-               {OUT("aux_scores", F32, "T,E")},
-               {OUT("aux_indices", I64, "T,K"), .below = "E"},
-               {OUT("tokens_per_expert", I64, "E")},
-               {OUT("score_sums", F32, "E")},
-               {OUT("z_sum", F32, "1")}},
-     .attrs = {SCORE_ATTRS}},
+     .slots = {{IN("logits", FLOAT, "T,E")}, AUX_SLOTS}, .attrs = {SCORE_ATTRS}},
     {"router_balanced_fwd", "router_balanced",
      .sums = "probs: E; scores: E; aux_scores: E; score_sums: T; z_sum: T", .flops = "10*T*E+2*T*E*K",
-     .slots = {{IN("logits", FLOAT, "T,E")},
-               {IN("expert_bias", F32, "E"), OPT},
-               {OUT("indices", I64, "T,K"), .below = "E"},
-               {OUT("probs", F32, "T,K")},
-               {OUT("scores", F32, "T,E")},
-               {OUT("aux_scores", F32, "T,E")},
-               {OUT("aux_indices", I64, "T,K"), .below = "E"},
-               {OUT("tokens_per_expert", I64, "E")},
-               {OUT("score_sums", F32, "E")},
-               {OUT("z_sum", F32, "1")}},
-     .attrs = {ROUTER_ATTRS}, .parts = {{"router_fwd", ""}, {"router_aux_fwd", ""}}},
+     .slots = {CHOICE_SLOTS, AUX_SLOTS}, .attrs = {ROUTER_ATTRS},
+     .parts = {{"router_fwd", ""}, {"router_aux_fwd", ""}}},
     {"router_balanced_seq_fwd", "router_balanced",
      .sums = "probs: E; scores: E; aux_scores: E; score_sums: T; z_sum: T; seq_score_sums: T",
      .flops = "11*T*E+2*T*E*K",
-     .slots = {{IN("logits", FLOAT, "T,E")},
-               {IN("expert_bias", F32, "E"), OPT},
-               {OUT("indices", I64, "T,K"), .below = "E"},
-               {OUT("probs", F32, "T,K")},
-               {OUT("scores", F32, "T,E")},
-               {OUT("aux_scores", F32, "T,E")},
-               {OUT("aux_indices", I64, "T,K"), .below = "E"},
-               {OUT("tokens_per_expert", I64, "E")},
-               {OUT("score_sums", F32, "E")},
-               {OUT("z_sum", F32, "1")},
+     .slots = {CHOICE_SLOTS,
+               AUX_SLOTS,
                {OUT("seq_tokens_per_expert", I64, "B,E")},
                {OUT("seq_score_sums", F32, "B,E")}},
      .attrs = {ROUTER_ATTRS, {INT("rows"), SIZE(1), .symbol = "B"}},
@@ -489,10 +474,7 @@ static const assay_op table[] = {
                {DOUBLE("loss_scale"), .otherwise = "1"}}},
     /* dlogits of each part, where somebody looks at it; B, C, D: rows of counts, 1 for those of a microbatch or a step */
     {"router_balanced_bwd", "router_balanced", .sums = "dlogits_0: E; dlogits: E", .flops = "12*T*E",
-     .slots = {{IN("dprobs", F32, "T,K")},
-               {IN("indices", I64, "T,K"), .below = "E"},
-               {IN("scores", F32, "T,E")},
-               {IN("logits", FLOAT, "T,E")},
+     .slots = {CHOICE_GRAD_SLOTS,
                {IN("tokens_per_expert", I64, "B,E")},
                {OUT("dlogits_0", F32, "T,E"), OPT},
                {OUT("dlogits", F32, "T,E")}},
@@ -500,10 +482,7 @@ static const assay_op table[] = {
      .parts = {{"router_bwd", "dlogits=dlogits_0"}, {"router_aux_bwd", "dlogits_in=dlogits_0"}}},
     {"router_balanced_bwd_two", "router_balanced", .sums = "dlogits_0: E; dlogits_1: E; dlogits: E",
      .flops = "20*T*E",
-     .slots = {{IN("dprobs", F32, "T,K")},
-               {IN("indices", I64, "T,K"), .below = "E"},
-               {IN("scores", F32, "T,E")},
-               {IN("logits", FLOAT, "T,E")},
+     .slots = {CHOICE_GRAD_SLOTS,
                {IN("tokens_per_expert", I64, "B,E")},
                {IN("tokens_per_expert_2", I64, "C,E")},
                {OUT("dlogits_0", F32, "T,E"), OPT},
@@ -515,10 +494,7 @@ static const assay_op table[] = {
                {"router_aux_bwd", "dlogits_in=dlogits_1 " LOSS_NAMES("_2")}}},
     {"router_balanced_bwd_three", "router_balanced",
      .sums = "dlogits_0: E; dlogits_1: E; dlogits_2: E; dlogits: E", .flops = "28*T*E",
-     .slots = {{IN("dprobs", F32, "T,K")},
-               {IN("indices", I64, "T,K"), .below = "E"},
-               {IN("scores", F32, "T,E")},
-               {IN("logits", FLOAT, "T,E")},
+     .slots = {CHOICE_GRAD_SLOTS,
                {IN("tokens_per_expert", I64, "B,E")},
                {IN("tokens_per_expert_2", I64, "C,E")},
                {IN("tokens_per_expert_3", I64, "D,E")},

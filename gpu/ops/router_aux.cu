@@ -30,8 +30,9 @@ __global__ void aux_tokens_k1(float *aux_scores, int64_t *aux_indices, float *z,
     }
 }
 
+/* A block to a multiprocessor is enough for long rows: for two of them ptxas would spill. */
 template <int CHUNKS, class T>
-__global__ void __launch_bounds__(GPU_WARP *sums_warps<CHUNKS>::COUNT)
+__global__ void __launch_bounds__(GPU_WARP *sums_warps<CHUNKS>::COUNT, CHUNKS <= 4 ? 0 : 1)
     aux_tokens_k2(float *aux_scores, int64_t *aux_indices, float *z, sums_args sums, const T *logits,
                   aux_args a)
 {
