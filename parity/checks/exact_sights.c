@@ -21,9 +21,9 @@ static const sight means[] = {
     {9, 60, 128, 0, 8, 0, 0, 1.0, true, true},
     {33, 0, 66, 0, 2, 16, 0, -1.0, true, false},
     {37, 3, 150, 0, 4, 0, 0, 0.5, true, false},
-    {12, 200, 144, 0, 1, 0, 128, 1.0, false, false},      /* all see all, behind the last tile nothing */
+    {70, 200, 64, 0, 1, 0, 0, 1.0, false, false},         /* all see all, in whole tiles of queries */
+    {12, 200, 144, 0, 1, 0, 128, 1.0, false, false},      /* ... behind the last tile nothing */
     {12, 40, 16, 0, 1, 0, 0, 1.0, false, false},          /* ... in one tile */
-    {70, 200, 64, 0, 1, 0, 0, 1.0, false, false},         /* ... in whole tiles of queries */
     {12, 0, 64, 100, 1, 0, 0, 1.0, true, false},          /* none sees any */
     {40, FAR, 128, FAR - 100, 1, 0, 0, 1.0, true, false}, /* beyond an int */
     {24, INT32_MAX - 12, 64, INT32_MAX - 76, 1, 0, 0, 1.0, true, false},
