@@ -177,71 +177,64 @@ Test(gpu_counts, that_are_wrong_reach_no_other_memory)
     gpu_ctx_destroy(&x);
 }
 
+/* How a call is made: kernels, and where its tensors lie. */
+typedef struct way {
+    const char *variants;
+    int variant; /* that runs */
+    gpu_place place;
+} way;
+
+static void run_as(gpu_ctx *x, const way *how, int op, assay_dtype act, const int64_t *counts,
+                   int64_t experts, int64_t rows, gpu_slot *out)
+{
+    int variant;
+    set_variants(x, how->variants);
+    place = how->place;
+    cr_assert_eq(run_with(x, ops[op], act, counts, experts, rows, false, out, &variant), ASSAY_OK, "%s",
+                 assay_error_message());
+    cr_expect_eq(variant, how->variant, "%s %s: k%d", ops[op], how->variants, variant);
+}
+
+/* Two ways have the same bits at all widths and counts; of many experts at the first widths alone. */
+static void expect_same(const int64_t (*widths)[2], size_t n, assay_dtype act, way one, way other)
+{
+    gpu_ctx x;
+    open_ctx(&x);
+    for (size_t w = 0; w < n; w++)
+        for (int which = 0; which < 12; which++)
+            for (int i = 0; i < OPS; i++) {
+                int64_t counts[MOST_EXPERTS], experts, rows;
+                gpu_slot a, b;
+                counts_of(which, counts, &experts, &rows);
+                if (w > 0 && experts > 4)
+                    continue;
+                N = widths[w][0], K = widths[w][1];
+                run_as(&x, &one, i, act, counts, experts, rows, &a);
+                run_as(&x, &other, i, act, counts, experts, rows, &b);
+                cr_expect(same_bits(&a, &b, 0, slot_count(&a)), "%s: N %lld, K %lld, counts %d", ops[i],
+                          (long long)N, (long long)K, which);
+                free(a.data);
+                free(b.data);
+            }
+    cr_expect_eq(assay_sim_reports(), 0);
+    gpu_ctx_destroy(&x);
+}
+
 /* In F32 k2 is k0's chain in tiles: the same bits, where widths are multiples of 4 and where they are not, whatever tile a row is in. */
 Test(gpu_counts, tiles_have_the_bits_of_one_thread_an_element)
 {
     static const int64_t widths[][2] = {{24, 16},  {23, 16},  {24, 15}, {1, 1},
                                         {129, 65}, {128, 64}, {132, 68}};
-    gpu_ctx x;
-    open_ctx(&x);
-    for (size_t w = 0; w < sizeof widths / sizeof *widths; w++)
-        for (int which = 0; which < 12; which++)
-            for (int i = 0; i < OPS; i++) {
-                int64_t counts[MOST_EXPERTS], experts, rows;
-                gpu_slot plain, tiles;
-                int variant;
-                counts_of(which, counts, &experts, &rows);
-                if (w > 0 && experts > 4)
-                    continue;
-                N = widths[w][0], K = widths[w][1];
-                set_variants(&x, "linear=k0");
-                cr_assert_eq(run_with(&x, ops[i], ASSAY_F32, counts, experts, rows, false, &plain, &variant),
-                             ASSAY_OK, "%s", assay_error_message());
-                set_variants(&x, "linear=k2");
-                cr_assert_eq(run_with(&x, ops[i], ASSAY_F32, counts, experts, rows, false, &tiles, &variant),
-                             ASSAY_OK, "%s", assay_error_message());
-                cr_expect_eq(variant, 2, "%s: k%d", ops[i], variant);
-                cr_expect(same_bits(&plain, &tiles, 0, slot_count(&plain)), "%s: N %lld, K %lld, counts %d",
-                          ops[i], (long long)N, (long long)K, which);
-                free(plain.data);
-                free(tiles.data);
-            }
-    cr_expect_eq(assay_sim_reports(), 0);
-    gpu_ctx_destroy(&x);
+    expect_same(widths, sizeof widths / sizeof *widths, ASSAY_F32, (way){"linear=k0", 0, GPU_PLACE_ALIGNED},
+                (way){"linear=k2", 2, GPU_PLACE_ALIGNED});
 }
 
 /* In bf16 k2 takes 16 bytes at a time or one number, as addresses allow: the same bits. */
 Test(gpu_counts, one_number_at_a_time_has_the_bits_of_eight)
 {
     static const int64_t widths[][2] = {{24, 16}, {8, 8}, {136, 72}, {64, 128}};
-    gpu_ctx x;
-    open_ctx(&x);
-    set_variants(&x, "linear=k2");
-    for (size_t w = 0; w < sizeof widths / sizeof *widths; w++)
-        for (int which = 0; which < 12; which++)
-            for (int i = 0; i < OPS; i++) {
-                int64_t counts[MOST_EXPERTS], experts, rows;
-                gpu_slot eight, one;
-                int variant;
-                counts_of(which, counts, &experts, &rows);
-                if (w > 0 && experts > 4)
-                    continue;
-                N = widths[w][0], K = widths[w][1];
-                place = GPU_PLACE_ALIGNED;
-                cr_assert_eq(run_with(&x, ops[i], ASSAY_BF16, counts, experts, rows, false, &eight, &variant),
-                             ASSAY_OK, "%s", assay_error_message());
-                cr_expect_eq(variant, 2, "%s: k%d", ops[i], variant);
-                place = GPU_PLACE_ODD;
-                cr_assert_eq(run_with(&x, ops[i], ASSAY_BF16, counts, experts, rows, false, &one, &variant),
-                             ASSAY_OK, "%s", assay_error_message());
-                cr_expect_eq(variant, 2, "%s at odd addresses: k%d", ops[i], variant);
-                cr_expect(same_bits(&eight, &one, 0, slot_count(&eight)), "%s: N %lld, K %lld, counts %d",
-                          ops[i], (long long)N, (long long)K, which);
-                free(eight.data);
-                free(one.data);
-            }
-    cr_expect_eq(assay_sim_reports(), 0);
-    gpu_ctx_destroy(&x);
+    expect_same(widths, sizeof widths / sizeof *widths, ASSAY_BF16, (way){"linear=k2", 2, GPU_PLACE_ALIGNED},
+                (way){"linear=k2", 2, GPU_PLACE_ODD});
 }
 
 /* cuBLASLt reads sizes on the host: a call without them says so, and is not handed to it. */
