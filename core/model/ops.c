@@ -697,11 +697,9 @@ int assay_op_n_attrs(const assay_op *op)
 /* Whether `recorded` names the slot: itself, with ".2" behind a numbered one, with "_in" behind an updated one. */
 static bool names(const assay_op_slot *s, const char *recorded, bool output)
 {
-    if (recorded[0] != s->name[0])
-        return false;
     const size_t n = strlen(s->name);
-    if (strncmp(recorded, s->name, n) != 0 || (s->role == ASSAY_SLOT_IN && output) ||
-        (s->role == ASSAY_SLOT_OUT && !output))
+    if (recorded[0] != s->name[0] || strncmp(recorded, s->name, n) != 0 ||
+        (s->role == ASSAY_SLOT_IN && output) || (s->role == ASSAY_SLOT_OUT && !output))
         return false;
     const char *rest = recorded + n;
     if (s->role == ASSAY_SLOT_INOUT && !output)
