@@ -62,8 +62,8 @@ __device__ static __forceinline__ grouped_range grouped_rows_of_tile_searched(gr
     return {all.experts, first, min(TILE, all.rows - first)};
 }
 
-#if ASSAY_SIM
-/* One expert after the other, once for the warp (tests/sim/test_lanes.cu). */
+#if ASSAY_SIM && !defined(ASSAY_OPS_RACES)
+/* One expert after the other, once for the warp (tests/sim/test_lanes.cu).  Not where each lane's reads are looked at. */
 struct grouped_search {
     grouped_rows all;
     int tile;
