@@ -183,7 +183,8 @@ static assay_status read_header(json_t *header, assay_tensor_header *h)
 static assay_status take_header(assay_tensorfile *f, assay_mapping *m, assay_tensor_header *h,
                                 size_t header_bytes)
 {
-    qsort(h->entries, (size_t)h->n, sizeof *h->entries, compare_entries);
+    if (h->n > 0)
+        qsort(h->entries, (size_t)h->n, sizeof *h->entries, compare_entries);
     ASSAY_TRY(check_layout(h->entries, h->n, m->file.bytes - 8 - header_bytes));
     ASSAY_TRY(append_infos(f, h->entries, h->n, (const uint8_t *)m->file.base + 8 + header_bytes));
     m->metadata = json_incref(h->metadata);
