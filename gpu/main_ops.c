@@ -135,16 +135,19 @@ static assay_status run_record(gpu_run *run, const assay_trace *request, const a
     return st;
 }
 
-/* The record on every rung that takes it, from the highest down to k0: each run asks for a lower one than the last. */
-static assay_status run_rungs(gpu_run *run, const assay_trace *request, const assay_trace_op *op, int place)
+/* The record once, or on every rung that takes it, from the highest down to k0: each run asks for a lower one than the last. */
+static assay_status run_rungs(gpu_run *run, const assay_trace *request, const assay_trace_op *op,
+                              const gpu_ops_form *form)
 {
+    const bool every = form->every_rung && !gpu_ops_is_collective(op->op);
     input_ids ids = {.written = false};
+    int below = every ? GPU_MOST_RUNGS : 0; /* 1 + the highest that may run; 0: what the form says */
     assay_status st = ASSAY_OK;
-    for (int below = GPU_MOST_RUNGS; below > 0 && st == ASSAY_OK;) {
-        run->ctx.call_variant = below; /* 1 + the highest that may run */
-        st = run_record(run, request, op, place, &ids, &below);
+    do {
+        run->ctx.call_variant = below;
+        st = run_record(run, request, op, form->place, &ids, &below);
         run->ctx.call_variant = 0;
-    }
+    } while (every && below > 0 && st == ASSAY_OK);
     return st;
 }
 
@@ -157,11 +160,7 @@ static assay_status run_all(gpu_run *run, const assay_trace *request, const gpu_
         if (open_step >= 0 && op->step != open_step)
             ASSAY_TRY(assay_trace_end_step(run->trace));
         open_step = op->step;
-        input_ids ids = {.written = false};
-        int variant;
-        ASSAY_TRY(form->every_rung && !gpu_ops_is_collective(op->op)
-                      ? run_rungs(run, request, op, form->place)
-                      : run_record(run, request, op, form->place, &ids, &variant));
+        ASSAY_TRY(run_rungs(run, request, op, form));
     }
     if (open_step >= 0)
         ASSAY_TRY(assay_trace_end_step(run->trace));

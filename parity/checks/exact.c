@@ -14,9 +14,8 @@
 
 typedef struct exact {
     const assay_trace *request, *answer;
-    parity_map *
-        answers; /* "rank|variant|instance" -> index of the answer's operation; variant -1: the first of the instance */
-    bool every_rung; /* each record was answered by every rung that takes it */
+    parity_map *answers; /* "rank|rung|instance" -> index of the answer's operation; rung -1: whichever ran */
+    bool every_rung;     /* each record was answered by every rung that takes it */
     parity_calls *calls;
     parity_table *table, *bounded; /* exact results; those of random inputs */
     parity_result base;
@@ -306,14 +305,39 @@ done:
     return st;
 }
 
-enum { ANY_VARIANT = -1, MOST_VARIANTS = 10 };
+enum { ANY_RUNG = -1, MOST_RUNGS = 10 };
+
+/* Where each rung answers, that of a record; else ANY_RUNG. */
+static int rung_of(const exact *x, const assay_trace_op *op)
+{
+    return x->every_rung && !parity_is_collective(op->op) ? op->variant : ANY_RUNG;
+}
+
+static void answer_key(char out[ASSAY_NAME + 48], int rank, int rung, const char *instance)
+{
+    snprintf(out, ASSAY_NAME + 48, "%d|%d|%s", rank, rung, instance);
+}
 
 /* -1: none. */
-static int64_t answer_at(const exact *x, int rank, int variant, const char *instance)
+static int64_t answer_at(const exact *x, int rank, int rung, const char *instance)
 {
     char key[ASSAY_NAME + 48];
-    snprintf(key, sizeof key, "%d|%d|%s", rank, variant, instance);
+    answer_key(key, rank, rung, instance);
     return parity_map_get(x->answers, key);
+}
+
+/* Where each rung answers, a record that would not be looked for, or hides another, is a failure. */
+static assay_status check_rung(exact *x, int rank, const assay_trace_op *op)
+{
+    const int rung = rung_of(x, op);
+    const bool known = rung >= 0 && rung < MOST_RUNGS;
+    parity_result r;
+    if (parity_is_collective(op->op) || (known && answer_at(x, rank, rung, op->instance) < 0))
+        return ASSAY_OK;
+    start(x, op, "", &r);
+    parity_result_fail(&r, "rank %d answers %s with k%d%s", rank, op->instance, rung,
+                       known ? " twice" : ": expected k0 to k9");
+    return parity_table_merge(table_of(x, op), &r);
 }
 
 static assay_status index_answers(exact *x)
@@ -322,30 +346,31 @@ static assay_status index_answers(exact *x)
     for (int rank = 0; rank < assay_trace_world(x->answer); rank++) {
         for (int64_t i = 0; i < assay_trace_n_ops(x->answer, rank); i++) {
             const assay_trace_op *op = assay_trace_op_at(x->answer, rank, i);
-            for (int each = 0; each < 2; each++) {
-                snprintf(key, sizeof key, "%d|%d|%s", rank, each == 0 ? ANY_VARIANT : op->variant,
-                         op->instance);
-                ASSAY_TRY(parity_map_put(x->answers, key, i));
-            }
+            if (x->every_rung)
+                ASSAY_TRY(check_rung(x, rank, op));
+            answer_key(key, rank, rung_of(x, op), op->instance);
+            ASSAY_TRY(parity_map_put(x->answers, key, i));
         }
     }
     return ASSAY_OK;
 }
 
-/* k0 takes every call, so that an answer without it has left a rung out. */
-static assay_status judge_rungs(exact *x, int rank, const assay_trace_op *asked)
+/* The answers of one record, from the highest rung that it may have down to the last that it must have: k0, which takes every call. */
+static assay_status judge_answers(exact *x, int rank, const assay_trace_op *asked)
 {
+    const bool rungs = x->every_rung && !parity_is_collective(asked->op);
+    const int last = rungs ? 0 : ANY_RUNG;
     parity_result r;
-    for (int k = MOST_VARIANTS - 1; k >= 0; k--) {
+    for (int k = rungs ? MOST_RUNGS - 1 : ANY_RUNG; k >= last; k--) {
         const int64_t at = answer_at(x, rank, k, asked->instance);
         if (at >= 0)
             ASSAY_TRY(judge_answer(x, asked, assay_trace_op_at(x->answer, rank, at)));
     }
-    if (answer_at(x, rank, 0, asked->instance) >= 0)
+    if (answer_at(x, rank, last, asked->instance) >= 0)
         return ASSAY_OK;
     start(x, asked, "", &r);
-    parity_result_fail(&r, "rank %d did not answer %s with k0, which takes every call", rank,
-                       asked->instance);
+    parity_result_fail(&r, "rank %d did not answer %s%s", rank, asked->instance,
+                       rungs ? " with k0, which takes every call" : "");
     return parity_table_merge(table_of(x, asked), &r);
 }
 
@@ -354,21 +379,8 @@ static assay_status judge_all(exact *x)
     for (int rank = 0; rank < assay_trace_world(x->request); rank++) {
         for (int64_t i = 0; i < assay_trace_n_ops(x->request, rank); i++) {
             const assay_trace_op *asked = assay_trace_op_at(x->request, rank, i);
-            if (x->taken != NULL && !x->taken(x->user, x->request, asked))
-                continue;
-            const int64_t at = answer_at(x, rank, ANY_VARIANT, asked->instance);
-            if (at >= 0 && x->every_rung && !parity_is_collective(asked->op)) {
-                ASSAY_TRY(judge_rungs(x, rank, asked));
-                continue;
-            }
-            if (at >= 0) {
-                ASSAY_TRY(judge_answer(x, asked, assay_trace_op_at(x->answer, rank, at)));
-                continue;
-            }
-            parity_result r;
-            start(x, asked, "", &r);
-            parity_result_fail(&r, "rank %d did not answer %s", rank, asked->instance);
-            ASSAY_TRY(parity_table_merge(table_of(x, asked), &r));
+            if (x->taken == NULL || x->taken(x->user, x->request, asked))
+                ASSAY_TRY(judge_answers(x, rank, asked));
         }
     }
     return ASSAY_OK;

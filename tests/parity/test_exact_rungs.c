@@ -94,8 +94,8 @@ Test(parity_exact_rungs, every_rung_is_what_runs_of_one_rung_each_are)
     remove_path(request);
 }
 
-/* The reference's answer as k2, k1 and k0; in record `at` one element of k`changed` differs, and k0 is missing where `without`. */
-static parity_report *judge_three(const char *request, int64_t at, int changed, bool without,
+/* The reference's answer as k2, k1 and k0; in record `at` one element of k`changed` differs, and k0 is k`last` (0: there, -1: missing). */
+static parity_report *judge_three(const char *request, int64_t at, int changed, int last,
                                   char name[ASSAY_NAME])
 {
     char dir[256];
@@ -105,8 +105,11 @@ static parity_report *judge_three(const char *request, int64_t at, int changed, 
     must(assay_trace_writer_open(&w, fresh_path(dir, "answer"), 0, 1, header, false));
     json_decref(header);
     for (int64_t i = 0; i < assay_trace_n_ops(t, 0); i++)
-        for (int k = 2; k >= (i == at && without ? 1 : 0); k--)
-            answer_as(w, t, assay_trace_op_at(t, 0, i), k, i == at && k == changed);
+        for (int k = 2; k >= 0; k--) {
+            const int variant = k == 0 && i == at ? last : k;
+            if (variant >= 0)
+                answer_as(w, t, assay_trace_op_at(t, 0, i), variant, i == at && k == changed);
+        }
     memcpy(name, assay_trace_op_at(t, 0, at)->instance, ASSAY_NAME);
     close_writer(w);
     assay_trace_close(t);
@@ -121,7 +124,7 @@ Test(parity_exact_rungs, a_fault_of_one_rung_fails_under_its_name_alone)
     char request[256], name[ASSAY_NAME], wanted[ASSAY_NAME + 8];
     write_request(request, "F32");
     for (int changed = 0; changed < 3; changed++) {
-        parity_report *r = judge_three(request, 0, changed, false, name);
+        parity_report *r = judge_three(request, 0, changed, 0, name);
         snprintf(wanted, sizeof wanted, "%s k%d", name, changed);
         cr_expect_eq(n_failed(r), 1);
         for (int64_t i = 0; i < parity_report_count(r); i++) {
@@ -138,15 +141,31 @@ Test(parity_exact_rungs, a_fault_of_one_rung_fails_under_its_name_alone)
     remove_path(request);
 }
 
-Test(parity_exact_rungs, an_answer_without_k0_has_left_a_rung_out)
+/* Of record 1 with k`last` in place of k0: `failures`, one of which says `words`. */
+static void expect_said(int last, int64_t failures, const char *words)
 {
     char request[256], name[ASSAY_NAME];
+    bool said = false;
     write_request(request, "F32");
-    parity_report *r = judge_three(request, 1, -1, true, name);
-    cr_expect_eq(n_failed(r), 1);
-    for (int64_t i = 0; i < parity_report_count(r); i++)
-        if (parity_report_at(r, i)->verdict == PARITY_FAIL)
-            cr_expect_not_null(strstr(parity_report_at(r, i)->message, "with k0, which takes every call"));
+    parity_report *r = judge_three(request, 1, -1, last, name);
+    cr_expect_eq(n_failed(r), failures, "%s", words);
+    for (int64_t i = 0; i < parity_report_count(r); i++) {
+        const parity_result *x = parity_report_at(r, i);
+        said = said || (x->verdict == PARITY_FAIL && strstr(x->message, words) != NULL);
+    }
+    cr_expect(said, "%s", words);
     parity_report_destroy(r);
     remove_path(request);
+}
+
+Test(parity_exact_rungs, an_answer_without_k0_has_left_a_rung_out)
+{
+    expect_said(-1, 1, "with k0, which takes every call");
+}
+
+/* Nothing is passed over: a rung that is no rung is not looked for, and of two answers of one rung one would hide the other. */
+Test(parity_exact_rungs, every_record_of_an_answer_is_judged)
+{
+    expect_said(12, 2, "with k12: expected k0 to k9");
+    expect_said(2, 2, "with k2 twice");
 }
