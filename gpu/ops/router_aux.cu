@@ -1,8 +1,8 @@
 /* Auxiliary losses of the router: load balancing and z-loss.  Counts: router_counts.cu.  docs/OPS.md 7;
  * Megatron-LM switch_load_balancing_loss_func.
  *
- *   k0  one thread for each token, one for each expert's column sum       fp32, sequential
- *   k1  one warp for each token, one for each expert's column             fp32, tree of 32 lanes
+ *   k0  one thread for each token, one for each expert's sum              fp32, sequential
+ *   k1  one warp for each token, then the sums (router_columns.cu)        fp32, tree of 32 lanes
  *   k2  one launch (forward): one warp for each token, each block sums    fp32, sums over the tokens
  *       its tokens, the last one the blocks (router_sums.cuh)             a tree of 4096 lanes
  *
@@ -45,51 +45,6 @@ __global__ void __launch_bounds__(GPU_WARP *sums_warps<CHUNKS>::COUNT, CHUNKS <=
                              logit, a);
     }
     sums_finish(sums);
-}
-
-/* Column e < E: score_sums and tokens_per_expert; column E: z_sum. */
-__global__ void aux_columns_k0(int64_t *tokens_per_expert, float *score_sums, float *z_sum,
-                               const float *aux_scores, const int64_t *aux_indices, const float *z,
-                               aux_args a)
-{
-    for (int64_t e = gpu_thread(); e <= a.e; e += gpu_threads()) {
-        float sum = 0.0f;
-        int64_t n = 0;
-        for (int64_t row = 0; row < a.t; ++row)
-            sum += e < a.e ? aux_scores[row * a.e + e] : z[row];
-        if (e == a.e) {
-            *z_sum = sum;
-            continue;
-        }
-        for (int64_t i = 0; i < a.t * a.k; ++i)
-            n += aux_indices[i] == e;
-        score_sums[e] = sum;
-        tokens_per_expert[e] = n;
-    }
-}
-
-__global__ void aux_columns_k1(int64_t *tokens_per_expert, float *score_sums, float *z_sum,
-                               const float *aux_scores, const int64_t *aux_indices, const float *z,
-                               aux_args a)
-{
-    const int lane = (int)threadIdx.x;
-    const int64_t step = (int64_t)gridDim.x * blockDim.y;
-    for (int64_t e = gpu_warp_row(); e <= a.e; e += step) {
-        float sum = 0.0f;
-        long long n = 0;
-        for (int64_t row = lane; row < a.t; row += GPU_WARP)
-            sum += e < a.e ? aux_scores[row * a.e + e] : z[row];
-        for (int64_t i = lane; i < a.t * a.k; i += GPU_WARP)
-            n += aux_indices[i] == e;
-        sum = gpu_warp_sum(sum);
-        n = gpu_warp_sum(n);
-        if (lane == 0 && e == a.e)
-            *z_sum = sum;
-        if (lane == 0 && e < a.e) {
-            score_sums[e] = sum;
-            tokens_per_expert[e] = n;
-        }
-    }
 }
 
 __global__ void aux_loss_k0(float *losses, const float *score_sums, const int64_t *tokens_per_expert,
@@ -162,19 +117,6 @@ static cudaError_t launch_tokens(int variant, float *scores, int64_t *indices, f
                       a);
 }
 
-cudaError_t router_aux_columns(int variant, gpu_tensor n, gpu_tensor sums, gpu_tensor z_sum,
-                               gpu_tensor scores, gpu_tensor indices, const float *z, const aux_args &a,
-                               cudaStream_t stream)
-{
-    if (variant == 0)
-        return GPU_LAUNCH_NO_BARRIER(aux_columns_k0, gpu_grid(a.e + 1, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
-                                     (int64_t *)n.data, (float *)sums.data, (float *)z_sum.data,
-                                     (const float *)scores.data, (const int64_t *)indices.data, z, a);
-    return GPU_LAUNCH(aux_columns_k1, gpu_grid(a.e + 1, GPU_ROWS_PER_BLOCK), gpu_warp_block(), 0, stream,
-                      (int64_t *)n.data, (float *)sums.data, (float *)z_sum.data, (const float *)scores.data,
-                      (const int64_t *)indices.data, z, a);
-}
-
 template <int CHUNKS, class T>
 static cudaError_t launch_k2(float *scores, int64_t *indices, float *z, const sums_args &sums,
                              const T *logits, const aux_args &a, cudaStream_t stream)
@@ -196,18 +138,25 @@ static cudaError_t launch_together(float *scores, int64_t *indices, float *z, co
     return launch_k2<8, T>(scores, indices, z, sums, logits, a, stream);
 }
 
+/* What is summed and where to. */
+static sums_args aux_sums(const gpu_work *w, const aux_args &a)
+{
+    return {{(const float *)gpu_operand(w->o, "aux_scores").data, (const float *)w->ctx->workspace,
+             (const int64_t *)gpu_operand(w->o, "aux_indices").data, a.t, a.e, a.k},
+            {1, (int64_t *)gpu_operand(w->o, "tokens_per_expert").data,
+             (float *)gpu_operand(w->o, "score_sums").data, (float *)gpu_operand(w->o, "z_sum").data, nullptr,
+             nullptr},
+            {},
+            w->ctx->ticket};
+}
+
 /* k2: tokens and sums in one launch. */
 static cudaError_t run_together(const gpu_work *w, const aux_args &a)
 {
     const gpu_tensor scores = gpu_operand(w->o, "aux_scores"), indices = gpu_operand(w->o, "aux_indices"),
                      logits = gpu_operand(w->o, "logits");
     float *z = (float *)w->ctx->workspace;
-    sums_args s = {{(const float *)scores.data, z, (const int64_t *)indices.data, a.t, a.e, a.k},
-                   {1, (int64_t *)gpu_operand(w->o, "tokens_per_expert").data,
-                    (float *)gpu_operand(w->o, "score_sums").data, (float *)gpu_operand(w->o, "z_sum").data,
-                    nullptr, nullptr},
-                   {},
-                   w->ctx->ticket};
+    sums_args s = aux_sums(w, a);
     sums_place(&s.all, (char *)w->ctx->workspace + aux_workspace(w->ctx, w->o), a.t, a.e);
     return logits.dtype == ASSAY_F32 ? launch_together((float *)scores.data, (int64_t *)indices.data, z, s,
                                                        (const float *)logits.data, a, w->stream)
@@ -253,9 +202,8 @@ static assay_status router_aux_fwd(const gpu_work *w)
                          : launch_tokens(w->variant, (float *)aux_scores.data, (int64_t *)aux_indices.data, z,
                                          (const bf16 *)logits.data, a, w->stream),
                      op);
-    GPU_LAUNCHED(router_aux_columns(w->variant, tokens_per_expert, score_sums, z_sum, aux_scores, aux_indices,
-                                    z, a, w->stream),
-                 op);
+    const sums_args s = aux_sums(w, a);
+    GPU_LAUNCHED(router_columns(w->variant, s.all, s.of, w->stream), op);
     return ASSAY_OK;
 }
 

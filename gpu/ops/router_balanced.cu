@@ -136,16 +136,10 @@ static assay_status make_sums(const char *op, const gpu_work *w, const router_ar
 }
 
 /* k0: the passes over the sums. */
-static cudaError_t sum_columns(const gpu_work *w, const sums_args &sums, const aux_args &aux)
+static cudaError_t sum_columns(const sums_args &sums, cudaStream_t stream)
 {
-    const gpu_tensor scores = gpu_operand(w->o, "aux_scores"), indices = gpu_operand(w->o, "aux_indices");
-    const cudaError_t e = router_aux_columns(
-        0, gpu_operand(w->o, "tokens_per_expert"), gpu_operand(w->o, "score_sums"),
-        gpu_operand(w->o, "z_sum"), scores, indices, (const float *)w->ctx->workspace, aux, w->stream);
-    if (e != cudaSuccess || sums.seq.rows == 0)
-        return e;
-    return router_seq_columns(0, gpu_operand(w->o, "seq_tokens_per_expert"),
-                              gpu_operand(w->o, "seq_score_sums"), scores, indices, sums.seq.rows, w->stream);
+    const cudaError_t e = router_columns(0, sums.all, sums.of, stream);
+    return e != cudaSuccess || sums.seq.rows == 0 ? e : router_columns(0, sums.seq, sums.of, stream);
 }
 
 static assay_status router_balanced_fwd(const gpu_work *w)
@@ -182,7 +176,7 @@ static assay_status router_balanced_fwd(const gpu_work *w)
     GPU_LAUNCHED(f32 ? launch_k0<float>(out, logits, bias, a, aux, w->stream)
                      : launch_k0<bf16>(out, logits, bias, a, aux, w->stream),
                  op);
-    GPU_LAUNCHED(sum_columns(w, sums, aux), op);
+    GPU_LAUNCHED(sum_columns(sums, w->stream), op);
     return ASSAY_OK;
 }
 

@@ -1,56 +1,11 @@
 /* Counts of a router: sums of interleaved sequences, counts of a step, update of the expert bias.  docs/OPS.md 7.
  *
  *   k0  one thread for each sum                       fp32, sequential
- *   k1  one warp for each sum                         fp32, tree of 32 lanes
+ *   k1  a block for eight sums (router_columns.cu)    fp32, tree of 32 lanes
  *   k2  a block for each tile of tokens, the last     fp32, tree of 4096 lanes
  *       one ends the sums (router_sums.cuh) */
 #include "gpu/ops/router_rows.cuh"
 #include "gpu/ops/router_sums.cuh"
-
-typedef struct seq_args {
-    int64_t t, e, k;
-} seq_args;
-
-/* Cell c = b E + e of the sums of sequences: tokens b, b + rows, ... */
-__global__ void seq_columns_k0(int64_t *tokens_per_expert, float *score_sums, const float *aux_scores,
-                               const int64_t *aux_indices, int64_t rows, seq_args a)
-{
-    for (int64_t c = gpu_thread(); c < rows * a.e; c += gpu_threads()) {
-        const int64_t e = c % a.e;
-        float sum = 0.0f;
-        int64_t n = 0;
-        for (int64_t t = c / a.e; t < a.t; t += rows) {
-            sum += aux_scores[t * a.e + e];
-            for (int64_t k = 0; k < a.k; ++k)
-                n += aux_indices[t * a.k + k] == e;
-        }
-        score_sums[c] = sum;
-        tokens_per_expert[c] = n;
-    }
-}
-
-__global__ void seq_columns_k1(int64_t *tokens_per_expert, float *score_sums, const float *aux_scores,
-                               const int64_t *aux_indices, int64_t rows, seq_args a)
-{
-    const int lane = (int)threadIdx.x;
-    const int64_t step = (int64_t)gridDim.x * blockDim.y;
-    for (int64_t c = gpu_warp_row(); c < rows * a.e; c += step) {
-        const int64_t e = c % a.e;
-        float sum = 0.0f;
-        long long n = 0;
-        for (int64_t t = c / a.e + lane * rows; t < a.t; t += GPU_WARP * rows) {
-            sum += aux_scores[t * a.e + e];
-            for (int64_t k = 0; k < a.k; ++k)
-                n += aux_indices[t * a.k + k] == e;
-        }
-        sum = gpu_warp_sum(sum);
-        n = gpu_warp_sum(n);
-        if (lane == 0) {
-            score_sums[c] = sum;
-            tokens_per_expert[c] = n;
-        }
-    }
-}
 
 __global__ void __launch_bounds__(GPU_WARP *SUMS_TILE) seq_columns_k2(sums_args sums)
 {
@@ -71,19 +26,6 @@ __global__ void expert_bias_k0(float *bias, const int64_t *tokens_per_expert, fl
     }
 }
 
-cudaError_t router_seq_columns(int variant, gpu_tensor tokens_per_expert, gpu_tensor sums, gpu_tensor scores,
-                               gpu_tensor indices, int64_t rows, cudaStream_t stream)
-{
-    const seq_args a = {gpu_tensor_row_count(scores), gpu_tensor_cols(scores), gpu_tensor_cols(indices)};
-    if (variant == 0)
-        return GPU_LAUNCH_NO_BARRIER(seq_columns_k0, gpu_grid(rows * a.e, GPU_BLOCK), dim3(GPU_BLOCK), 0,
-                                     stream, (int64_t *)tokens_per_expert.data, (float *)sums.data,
-                                     (const float *)scores.data, (const int64_t *)indices.data, rows, a);
-    return GPU_LAUNCH(seq_columns_k1, gpu_grid(rows * a.e, GPU_ROWS_PER_BLOCK), gpu_warp_block(), 0, stream,
-                      (int64_t *)tokens_per_expert.data, (float *)sums.data, (const float *)scores.data,
-                      (const int64_t *)indices.data, rows, a);
-}
-
 static size_t seq_workspace(const gpu_ctx *, const gpu_operands *o)
 {
     const gpu_tensor scores = gpu_operand(o, "aux_scores");
@@ -99,22 +41,23 @@ static assay_status router_seq_aux_fwd(const gpu_work *w)
     const int64_t rows = gpu_operand_int(w->o, "rows");
     ASSAY_TRY(gpu_check_tensor(op, "aux_scores", scores, ASSAY_F32, ASSAY_F32));
     ASSAY_TRY(gpu_check_tensor(op, "aux_indices", indices, ASSAY_I64, ASSAY_I64));
-    const seq_args a = {gpu_tensor_row_count(scores), gpu_tensor_cols(scores), gpu_tensor_cols(indices)};
-    ASSAY_TRY(gpu_check_shape2(op, "aux_indices", indices, a.t, a.k));
-    ASSAY_TRY(router_check_rows(op, a.t, rows));
-    ASSAY_TRY(sums_check(op, tokens_per_expert, "tokens_per_expert", sums, "score_sums", rows, a.e));
-    if (w->variant < 2) {
-        GPU_LAUNCHED(
-            router_seq_columns(w->variant, tokens_per_expert, sums, scores, indices, rows, w->stream), op);
-        return ASSAY_OK;
-    }
-    ASSAY_TRY(gpu_check_workspace(op, w->ctx, seq_workspace(w->ctx, w->o)));
-    sums_args s = {{(const float *)scores.data, nullptr, (const int64_t *)indices.data, a.t, a.e, a.k},
+    const sums_of x = {(const float *)scores.data,    nullptr,
+                       (const int64_t *)indices.data, gpu_tensor_row_count(scores),
+                       gpu_tensor_cols(scores),       gpu_tensor_cols(indices)};
+    ASSAY_TRY(gpu_check_shape2(op, "aux_indices", indices, x.t, x.k));
+    ASSAY_TRY(router_check_rows(op, x.t, rows));
+    ASSAY_TRY(sums_check(op, tokens_per_expert, "tokens_per_expert", sums, "score_sums", rows, x.e));
+    sums_args s = {x,
                    {},
                    {rows, (int64_t *)tokens_per_expert.data, (float *)sums.data, nullptr, nullptr, nullptr},
                    w->ctx->ticket};
-    sums_place(&s.seq, w->ctx->workspace, a.t, a.e);
-    GPU_LAUNCHED(GPU_LAUNCH(seq_columns_k2, sums_grid(a.t), dim3(GPU_WARP, SUMS_TILE), 0, w->stream, s), op);
+    if (w->variant < 2) {
+        GPU_LAUNCHED(router_columns(w->variant, s.seq, x, w->stream), op);
+        return ASSAY_OK;
+    }
+    ASSAY_TRY(gpu_check_workspace(op, w->ctx, seq_workspace(w->ctx, w->o)));
+    sums_place(&s.seq, w->ctx->workspace, x.t, x.e);
+    GPU_LAUNCHED(GPU_LAUNCH(seq_columns_k2, sums_grid(x.t), dim3(GPU_WARP, SUMS_TILE), 0, w->stream, s), op);
     return ASSAY_OK;
 }
 

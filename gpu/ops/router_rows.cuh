@@ -13,9 +13,4 @@ static inline assay_status router_check_rows(const char *op, int64_t tokens, int
     return ASSAY_OK;
 }
 
-/* The sums of sequences in a launch of their own (router_counts.cu). */
-cudaError_t router_seq_columns(int variant, gpu_tensor tokens_per_expert, gpu_tensor score_sums,
-                               gpu_tensor aux_scores, gpu_tensor aux_indices, int64_t rows,
-                               cudaStream_t stream);
-
 #endif

@@ -241,6 +241,9 @@ static inline void sums_seq_arith(assay_arith *a, const gpu_ctx *, const gpu_ope
 }
 #define SUMS_SEQ "lanes: 4096 / gcd(4096, rows)"
 
+/* The sums in a launch of their own, k0 or k1 (router_columns.cu): nothing is needed of the workspace. */
+cudaError_t router_columns(int variant, const sums_to &s, const sums_of &x, cudaStream_t stream);
+
 /* Outputs of sums over `rows` sequences; z_sum is none of those of sequences. */
 static inline assay_status sums_check(const char *op, gpu_tensor counts, const char *counts_slot,
                                       gpu_tensor sums, const char *sums_slot, int64_t rows, int64_t e)

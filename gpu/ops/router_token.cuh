@@ -338,9 +338,4 @@ static inline size_t aux_workspace(const gpu_ctx *, const gpu_operands *o)
     return sizeof(float) * (size_t)gpu_tensor_row_count(gpu_operand(o, "logits"));
 }
 
-/* The second pass (router_aux.cu): the sums over the tokens, each in one fixed order, of what the first one left. */
-cudaError_t router_aux_columns(int variant, gpu_tensor tokens_per_expert, gpu_tensor score_sums,
-                               gpu_tensor z_sum, gpu_tensor aux_scores, gpu_tensor aux_indices,
-                               const float *z, const aux_args &a, cudaStream_t stream);
-
 #endif
