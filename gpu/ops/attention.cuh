@@ -52,6 +52,20 @@ typedef struct attention_args {
     int64_t first_row, all_rows, first_head, all_heads, all_keys;
 } attention_args;
 
+/* A block's share of a launch: block `number` of plane `plane` (a group, or a head) of batch row b. */
+typedef struct attention_block {
+    int number, plane, b;
+} attention_block;
+
+/* Block i of a launch of `blocks` for each plane: the last ones of all planes come first (rows of queries), or the first ones (keys).  Under
+ * a causal mask they see, or are seen by, most, and what ends last should be short. */
+__host__ __device__ static __forceinline__ attention_block attention_block_of(int i, int blocks, int batch,
+                                                                              int planes, bool last_first)
+{
+    const int turn = i / (batch * planes), which = i % (batch * planes);
+    return {last_first ? blocks - 1 - turn : turn, which % planes, which / planes};
+}
+
 /* What dropout multiplies the probability of a query, head and key with, by global numbers alone. */
 __device__ static __forceinline__ float attention_kept(const attention_args &a, int64_t q_row, int64_t head,
                                                        int64_t k_row)

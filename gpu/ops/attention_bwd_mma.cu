@@ -50,11 +50,11 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
     bf16 *q_tile = shared, *do_tile = q_tile + ROWS * D, *k_tiles = do_tile + ROWS * DV,
          *v_tiles = k_tiles + 2 * KEYS * D;
     const int warp = (int)threadIdx.x / GPU_WARP, lane = (int)threadIdx.x % GPU_WARP;
-    /* in 32 bits (gpu_attention_takes_mma), longest rows first: as attention_fwd_k2 */
+    /* in 32 bits (gpu_attention_takes_mma) */
     const int per_group = (int)(a.heads / a.groups), rows = (int)a.seq_q * per_group;
-    const int blocks = (rows + ROWS - 1) / ROWS, which = (int)blockIdx.x / blocks;
-    const int group = which % (int)a.groups, b = which / (int)a.groups;
-    const int first_row = (blocks - 1 - (int)blockIdx.x % blocks) * ROWS;
+    const attention_block block =
+        attention_block_of((int)blockIdx.x, (rows + ROWS - 1) / ROWS, (int)a.batch, (int)a.groups, true);
+    const int group = block.plane, b = block.b, first_row = block.number * ROWS;
     const int last_row = first_row + ROWS < rows ? first_row + ROWS : rows;
     const int seq_k = (int)a.seq_k, tiles = (seq_k + KEYS - 1) / KEYS;
     auto query = [&](int r) { return attention_bwd_query(a, b, group, first_row + r); };
@@ -162,9 +162,10 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
     attention_bwd_row *row_tiles = (attention_bwd_row *)(p_tile + KEYS * ROWS);
     const int warp = (int)threadIdx.x / GPU_WARP, lane = (int)threadIdx.x % GPU_WARP;
     const int per_group = (int)(a.heads / a.groups), rows = (int)a.seq_q * per_group;
-    const int seq_k = (int)a.seq_k, blocks = (seq_k + KEYS - 1) / KEYS, which = (int)blockIdx.x / blocks;
-    const int group = which % (int)a.groups, b = which / (int)a.groups;
-    const int first_key = (int)blockIdx.x % blocks * KEYS, tiles = (rows + ROWS - 1) / ROWS;
+    const int seq_k = (int)a.seq_k, tiles = (rows + ROWS - 1) / ROWS;
+    const attention_block block =
+        attention_block_of((int)blockIdx.x, (seq_k + KEYS - 1) / KEYS, (int)a.batch, (int)a.groups, false);
+    const int group = block.plane, b = block.b, first_key = block.number * KEYS;
     auto key_of = [&](int r) {
         return first_key + r < seq_k ? ((first_key + r) * a.batch + b) * a.groups + group : (int64_t)-1;
     };

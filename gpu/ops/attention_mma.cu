@@ -33,9 +33,9 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
     const int warp = (int)threadIdx.x / GPU_WARP, lane = (int)threadIdx.x % GPU_WARP;
     /* in 32 bits (gpu_attention_takes_mma): registers are what limits the tiles */
     const int per_group = (int)(a.heads / a.groups), rows = (int)a.seq_q * per_group;
-    const int blocks = (rows + ROWS - 1) / ROWS, which = (int)blockIdx.x / blocks;
-    const int group = which % (int)a.groups, b = which / (int)a.groups;
-    const int first_row = (blocks - 1 - (int)blockIdx.x % blocks) * ROWS;
+    const attention_block block =
+        attention_block_of((int)blockIdx.x, (rows + ROWS - 1) / ROWS, (int)a.batch, (int)a.groups, true);
+    const int group = block.plane, b = block.b, first_row = block.number * ROWS;
     const int last_row = first_row + ROWS < rows ? first_row + ROWS : rows;
     const int seq_k = (int)a.seq_k, tiles = (seq_k + KEYS - 1) / KEYS;
     attention_copy_rows<D, ROWS>(q_tile, q, a.d,

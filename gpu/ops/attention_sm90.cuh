@@ -48,9 +48,10 @@ typedef struct block_rows {
 __device__ static __forceinline__ block_rows rows_of_block(const attention_args &a)
 {
     const int per_group = (int)(a.heads / a.groups), rows = (int)a.seq_q * per_group;
-    const int blocks = (rows + ROWS - 1) / ROWS, which = (int)blockIdx.x / blocks;
-    const int first = (blocks - 1 - (int)blockIdx.x % blocks) * ROWS;
-    return {first, min(first + ROWS, rows), which / (int)a.groups, which % (int)a.groups, per_group};
+    const attention_block block =
+        attention_block_of((int)blockIdx.x, (rows + ROWS - 1) / ROWS, (int)a.batch, (int)a.groups, true);
+    const int first = block.number * ROWS;
+    return {first, min(first + ROWS, rows), block.b, block.plane, per_group};
 }
 
 /* Row `row` of (b, group) as [token, head]; -1 past the end.  Not kept: registers are what is scarce. */

@@ -73,15 +73,7 @@ static cudaError_t launch_fwd(int variant, gpu_tensor indices, gpu_tensor probs,
         return GPU_LAUNCH_NO_BARRIER(router_fwd_k0<T>, gpu_grid(a.t, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
                                      (int64_t *)indices.data, (float *)probs.data, (float *)scores.data,
                                      (const T *)logits.data, (const float *)bias.data, a);
-    if (a.e <= 32)
-        return launch_fwd_k1<1, T>(indices, probs, scores, logits, bias, a, stream);
-    if (a.e <= 64)
-        return launch_fwd_k1<2, T>(indices, probs, scores, logits, bias, a, stream);
-    if (a.e <= 128)
-        return launch_fwd_k1<4, T>(indices, probs, scores, logits, bias, a, stream);
-    if (a.e <= 256)
-        return launch_fwd_k1<8, T>(indices, probs, scores, logits, bias, a, stream);
-    return launch_fwd_k1<16, T>(indices, probs, scores, logits, bias, a, stream);
+    return ROUTER_BY_EXPERTS(a.e, launch_fwd_k1, T, indices, probs, scores, logits, bias, a, stream);
 }
 
 static assay_status router_fwd(const gpu_work *w)

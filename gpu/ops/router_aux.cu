@@ -93,28 +93,22 @@ template <class T> __global__ void aux_bwd_k1(float *dlogits, const T *logits, a
     }
 }
 
+template <int CHUNKS, class T>
+static cudaError_t launch_tokens_k1(float *scores, int64_t *indices, float *z, const T *logits,
+                                    const aux_args &a, cudaStream_t stream)
+{
+    return GPU_LAUNCH((aux_tokens_k1<CHUNKS, T>), gpu_grid(a.t, GPU_ROWS_PER_BLOCK), gpu_warp_block(), 0,
+                      stream, scores, indices, z, logits, a);
+}
+
 template <class T>
 static cudaError_t launch_tokens(int variant, float *scores, int64_t *indices, float *z, const T *logits,
                                  const aux_args &a, cudaStream_t stream)
 {
-    const dim3 grid = gpu_grid(a.t, GPU_ROWS_PER_BLOCK);
     if (variant == 0)
         return GPU_LAUNCH_NO_BARRIER(aux_tokens_k0<T>, gpu_grid(a.t, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
                                      scores, indices, z, logits, a);
-    if (a.e <= 32)
-        return GPU_LAUNCH((aux_tokens_k1<1, T>), grid, gpu_warp_block(), 0, stream, scores, indices, z,
-                          logits, a);
-    if (a.e <= 64)
-        return GPU_LAUNCH((aux_tokens_k1<2, T>), grid, gpu_warp_block(), 0, stream, scores, indices, z,
-                          logits, a);
-    if (a.e <= 128)
-        return GPU_LAUNCH((aux_tokens_k1<4, T>), grid, gpu_warp_block(), 0, stream, scores, indices, z,
-                          logits, a);
-    if (a.e <= 256)
-        return GPU_LAUNCH((aux_tokens_k1<8, T>), grid, gpu_warp_block(), 0, stream, scores, indices, z,
-                          logits, a);
-    return GPU_LAUNCH((aux_tokens_k1<16, T>), grid, gpu_warp_block(), 0, stream, scores, indices, z, logits,
-                      a);
+    return ROUTER_BY_EXPERTS(a.e, launch_tokens_k1, T, scores, indices, z, logits, a, stream);
 }
 
 template <int CHUNKS, class T>
@@ -123,19 +117,6 @@ static cudaError_t launch_k2(float *scores, int64_t *indices, float *z, const su
 {
     return GPU_LAUNCH((aux_tokens_k2<CHUNKS, T>), sums_grid(a.t), dim3(GPU_WARP, sums_warps<CHUNKS>::COUNT),
                       0, stream, scores, indices, z, sums, logits, a);
-}
-
-template <class T>
-static cudaError_t launch_together(float *scores, int64_t *indices, float *z, const sums_args &sums,
-                                   const T *logits, const aux_args &a, cudaStream_t stream)
-{
-    if (a.e <= 32)
-        return launch_k2<1, T>(scores, indices, z, sums, logits, a, stream);
-    if (a.e <= 64)
-        return launch_k2<2, T>(scores, indices, z, sums, logits, a, stream);
-    if (a.e <= 128)
-        return launch_k2<4, T>(scores, indices, z, sums, logits, a, stream);
-    return launch_k2<8, T>(scores, indices, z, sums, logits, a, stream);
 }
 
 /* What is summed and where to. */
@@ -158,10 +139,11 @@ static cudaError_t run_together(const gpu_work *w, const aux_args &a)
     float *z = (float *)w->ctx->workspace;
     sums_args s = aux_sums(w, a);
     sums_place(&s.all, (char *)w->ctx->workspace + aux_workspace(w->ctx, w->o), a.t, a.e);
-    return logits.dtype == ASSAY_F32 ? launch_together((float *)scores.data, (int64_t *)indices.data, z, s,
-                                                       (const float *)logits.data, a, w->stream)
-                                     : launch_together((float *)scores.data, (int64_t *)indices.data, z, s,
-                                                       (const bf16 *)logits.data, a, w->stream);
+    return logits.dtype == ASSAY_F32
+               ? ROUTER_BY_256_EXPERTS(a.e, launch_k2, float, (float *)scores.data, (int64_t *)indices.data,
+                                       z, s, (const float *)logits.data, a, w->stream)
+               : ROUTER_BY_256_EXPERTS(a.e, launch_k2, bf16, (float *)scores.data, (int64_t *)indices.data, z,
+                                       s, (const bf16 *)logits.data, a, w->stream);
 }
 
 static size_t together_workspace(const gpu_ctx *ctx, const gpu_operands *o)

@@ -52,26 +52,12 @@ __global__ void __launch_bounds__(GPU_WARP *sums_warps<CHUNKS>::COUNT)
 }
 
 template <int CHUNKS, class T>
-static cudaError_t launch_warps(const balanced_out &out, const sums_args &sums, gpu_tensor logits,
-                                gpu_tensor bias, const router_args &a, const aux_args &aux,
-                                cudaStream_t stream)
+static cudaError_t launch_k1(const balanced_out &out, const sums_args &sums, gpu_tensor logits,
+                             gpu_tensor bias, const router_args &a, const aux_args &aux, cudaStream_t stream)
 {
     return GPU_LAUNCH((router_balanced_k1<CHUNKS, T>), sums_grid(a.t),
                       dim3(GPU_WARP, sums_warps<CHUNKS>::COUNT), 0, stream, out, sums, (const T *)logits.data,
                       (const float *)bias.data, a, aux);
-}
-
-template <class T>
-static cudaError_t launch_k1(const balanced_out &out, const sums_args &sums, gpu_tensor logits,
-                             gpu_tensor bias, const router_args &a, const aux_args &aux, cudaStream_t stream)
-{
-    if (a.e <= 32)
-        return launch_warps<1, T>(out, sums, logits, bias, a, aux, stream);
-    if (a.e <= 64)
-        return launch_warps<2, T>(out, sums, logits, bias, a, aux, stream);
-    if (a.e <= 128)
-        return launch_warps<4, T>(out, sums, logits, bias, a, aux, stream);
-    return launch_warps<8, T>(out, sums, logits, bias, a, aux, stream);
 }
 
 template <class T>
@@ -168,9 +154,10 @@ static assay_status router_balanced_fwd(const gpu_work *w)
                               (float *)w->ctx->workspace};
     const bool f32 = logits.dtype == ASSAY_F32;
     if (w->variant > 0) {
-        GPU_LAUNCHED(f32 ? launch_k1<float>(out, sums, logits, bias, a, aux, w->stream)
-                         : launch_k1<bf16>(out, sums, logits, bias, a, aux, w->stream),
-                     op);
+        GPU_LAUNCHED(
+            f32 ? ROUTER_BY_256_EXPERTS(a.e, launch_k1, float, out, sums, logits, bias, a, aux, w->stream)
+                : ROUTER_BY_256_EXPERTS(a.e, launch_k1, bf16, out, sums, logits, bias, a, aux, w->stream),
+            op);
         return ASSAY_OK;
     }
     GPU_LAUNCHED(f32 ? launch_k0<float>(out, logits, bias, a, aux, w->stream)

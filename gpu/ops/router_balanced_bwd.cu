@@ -155,15 +155,7 @@ static cudaError_t launch(int variant, const balanced_losses &x, const balanced_
     if (variant == 0)
         return GPU_LAUNCH_NO_BARRIER(router_balanced_bwd_k0<T>, gpu_grid(a.t, GPU_BLOCK), dim3(GPU_BLOCK), 0,
                                      stream, x, in, (const T *)logits.data, a, aux);
-    if (a.e <= 32)
-        return launch_warps<1, T>(x, in, logits, a, aux, stream);
-    if (a.e <= 64)
-        return launch_warps<2, T>(x, in, logits, a, aux, stream);
-    if (a.e <= 128)
-        return launch_warps<4, T>(x, in, logits, a, aux, stream);
-    if (a.e <= 256)
-        return launch_warps<8, T>(x, in, logits, a, aux, stream);
-    return launch_warps<16, T>(x, in, logits, a, aux, stream);
+    return ROUTER_BY_EXPERTS(a.e, launch_warps, T, x, in, logits, a, aux, stream);
 }
 
 static assay_status check_row(const char *op, const gpu_work *w, const char *slot, assay_dtype dtype,

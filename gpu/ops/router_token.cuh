@@ -253,6 +253,17 @@ __device__ static __forceinline__ void aux_warp_row(float *scores, int64_t *inde
     router_warp_list<CHUNKS>(index, kept, score, chosen);
 }
 
+/* --- launches ----------------------------------------------------------------------------------------------- */
+/* Calls the launcher's instance for so many experts: each lane of a warp has one in 32 of a row. */
+#define ROUTER_BY_256_EXPERTS(experts, launcher, T, ...)                                                     \
+    ((experts) <= 32    ? launcher<1, T>(__VA_ARGS__)                                                        \
+     : (experts) <= 64  ? launcher<2, T>(__VA_ARGS__)                                                        \
+     : (experts) <= 128 ? launcher<4, T>(__VA_ARGS__)                                                        \
+                        : launcher<8, T>(__VA_ARGS__))
+#define ROUTER_BY_EXPERTS(experts, launcher, T, ...)                                                         \
+    ((experts) <= 256 ? ROUTER_BY_256_EXPERTS(experts, launcher, T, __VA_ARGS__)                             \
+                      : launcher<16, T>(__VA_ARGS__))
+
 /* --- arguments ---------------------------------------------------------------------------------------------- */
 static inline assay_status router_make_args(const char *op, const router_desc *d, gpu_tensor logits,
                                             router_args *a)
