@@ -12,7 +12,8 @@
 enum {
     COLUMNS = 8, /* fp32 of a sector */
     COLUMNS_THREADS = COLUMNS * GPU_WARP,
-    COLUMNS_COUNTED = 1024 /* experts that a block counts */
+    COLUMNS_COUNTED = 1024, /* experts that a block counts */
+    COLUMNS_AHEAD = 8       /* reads of a thread that are under way */
 };
 
 /* Cell c = row E + e: tokens row, row + rows, ... of expert e; the cell behind them: z_sum. */
@@ -37,6 +38,23 @@ __global__ void router_columns_k0(sums_to s, sums_of x)
     }
 }
 
+/* A slot's chain: x of tokens from, from + apart, ... below `end`, `stride` numbers a token. */
+__device__ static __forceinline__ float columns_slot(const float *x, int64_t stride, int64_t from,
+                                                     int64_t apart, int64_t end)
+{
+    float sum = 0.0f;
+    for (int64_t t = from; t < end; t += COLUMNS_AHEAD * apart) {
+        float v[COLUMNS_AHEAD];
+        GPU_UNROLL
+        for (int i = 0; i < COLUMNS_AHEAD; ++i)
+            v[i] = t + i * apart < end ? x[(t + i * apart) * stride] : 0.0f;
+        GPU_UNROLL
+        for (int i = 0; i < COLUMNS_AHEAD; ++i)
+            sum += v[i]; /* 0 changes no sum that began with 0 */
+    }
+    return sum;
+}
+
 /* Experts first, first + 1, ... of a sequence. */
 __device__ static __forceinline__ void columns_sum(const sums_to &s, const sums_of &x, int64_t row,
                                                    int64_t first)
@@ -46,10 +64,8 @@ __device__ static __forceinline__ void columns_sum(const sums_to &s, const sums_
     GPU_SHARED(float, sum, COLUMNS);
     const int column = (int)threadIdx.x % COLUMNS, slot = (int)threadIdx.x / COLUMNS;
     const int lane = (int)threadIdx.x % GPU_WARP, warp = (int)threadIdx.x / GPU_WARP;
-    float mine = 0.0f;
-    if (first + column < x.e)
-        for (int64_t t = row + slot * s.rows; t < x.t; t += GPU_WARP * s.rows)
-            mine += x.scores[t * x.e + first + column];
+    const float mine = columns_slot(x.scores + first + column, x.e, row + slot * s.rows, GPU_WARP * s.rows,
+                                    first + column < x.e ? x.t : 0);
     part[column][slot] = mine;
     __syncthreads();
     const float whole = gpu_warp_sum(part[warp][lane]);
@@ -69,19 +85,22 @@ __device__ static __forceinline__ void columns_count(const sums_to &s, const sum
     for (int i = (int)threadIdx.x; i < here; i += COLUMNS_THREADS)
         count[i] = 0;
     __syncthreads();
-    /* choice k of the sequence's token n; a quotient in each turn would take longer than what it is for */
+    /* choice k of the sequence's token number n; a quotient for each would take longer than what it is for */
     const int64_t tokens = COLUMNS_THREADS / x.k, choices = COLUMNS_THREADS % x.k;
     int64_t n = threadIdx.x / x.k, k = threadIdx.x % x.k;
     while (row + n * s.rows < x.t) {
-        const int64_t e = x.indices[(row + n * s.rows) * x.k + k] - first;
-        if (e >= 0 && e < here)
-            atomicAdd(&count[e], 1);
-        n += tokens;
-        k += choices;
-        if (k >= x.k) {
-            k -= x.k;
-            ++n;
+        int64_t e[COLUMNS_AHEAD];
+        GPU_UNROLL
+        for (int i = 0; i < COLUMNS_AHEAD; ++i) {
+            e[i] = row + n * s.rows < x.t ? x.indices[(row + n * s.rows) * x.k + k] - first : -1;
+            const bool over = k + choices >= x.k;
+            n += over ? tokens + 1 : tokens;
+            k += over ? choices - x.k : choices;
         }
+        GPU_UNROLL
+        for (int i = 0; i < COLUMNS_AHEAD; ++i)
+            if (e[i] >= 0 && e[i] < here)
+                atomicAdd(&count[e[i]], 1);
     }
     __syncthreads();
     for (int i = (int)threadIdx.x; i < here; i += COLUMNS_THREADS)
@@ -105,10 +124,7 @@ __global__ void __launch_bounds__(COLUMNS_THREADS) router_columns_k1(sums_to s, 
     }
     if (threadIdx.x >= GPU_WARP)
         return;
-    float sum = 0.0f;
-    for (int64_t t = threadIdx.x; t < x.t; t += GPU_WARP)
-        sum += x.z[t];
-    sum = gpu_warp_sum(sum);
+    const float sum = gpu_warp_sum(columns_slot(x.z, 1, threadIdx.x, GPU_WARP, x.t));
     if (threadIdx.x == 0)
         *s.z_sum = sum;
 }
