@@ -62,8 +62,10 @@ typedef struct attention_block {
 __host__ __device__ static __forceinline__ attention_block attention_block_of(int i, int blocks, int batch,
                                                                               int planes, bool last_first)
 {
-    const int turn = i / (batch * planes), which = i % (batch * planes);
-    return {last_first ? blocks - 1 - turn : turn, which % planes, which / planes};
+    /* without a sign: fewer registers, of which k2 has none to spare */
+    const unsigned each = (unsigned)(batch * planes), turn = (unsigned)i / each, which = (unsigned)i % each;
+    return {last_first ? blocks - 1 - (int)turn : (int)turn, (int)(which % (unsigned)planes),
+            (int)(which / (unsigned)planes)};
 }
 
 /* What dropout multiplies the probability of a query, head and key with, by global numbers alone. */

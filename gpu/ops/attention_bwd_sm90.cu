@@ -43,14 +43,15 @@ template <class S> __device__ static __forceinline__ bwd_places<S> bwd_begin(voi
     return {own_x, own_y, x, y, S::ROWS_BYTES > 0 ? (attention_bwd_row *)end : nullptr, bar};
 }
 
-/* The block's own rows. */
+/* The block's own rows.  last_first: the last rows of all planes first, else the first ones: under a causal mask they see, or are seen,
+ * most, and blocks that end last should be short. */
 template <class S>
 __device__ static __forceinline__ bwd_block bwd_block_of(const attention_args &a, int64_t seq,
                                                          int planes_of_row, bool last_first)
 {
-    const attention_block block = attention_block_of(
-        (int)blockIdx.x, ((int)seq + S::OWN_ROWS - 1) / S::OWN_ROWS, (int)a.batch, planes_of_row, last_first);
-    return {block.number * S::OWN_ROWS, block.b, block.b * planes_of_row + block.plane};
+    const int blocks = ((int)seq + S::OWN_ROWS - 1) / S::OWN_ROWS, planes = (int)a.batch * planes_of_row;
+    const int turn = (int)blockIdx.x / planes, plane = (int)blockIdx.x % planes;
+    return {(last_first ? blocks - 1 - turn : turn) * S::OWN_ROWS, plane / planes_of_row, plane};
 }
 
 /* What the threads do that multiply nothing: a warp loads own rows and then, by load_streamed(whether this lane starts copies), the

@@ -116,7 +116,7 @@ static bool few_sums(const gpu_ctx *, const gpu_operands *o)
 GPU_LADDER(router_seq_aux_fwd) = {
     GPU_RUNG("one thread a sum", router_seq_aux_fwd,
              GPU_DECLARES("tokens_per_expert score_sums", GPU_SEQUENTIAL(0))),
-    GPU_RUNG("one warp a sum", router_seq_aux_fwd,
+    GPU_RUNG("a block eight sums of a sequence", router_seq_aux_fwd,
              GPU_DECLARES("tokens_per_expert score_sums", GPU_TREE(GPU_WARP, 0))),
     GPU_RUNG_IF("scores are read in rows, the last block ends the sums; up to 1024 sums", router_seq_aux_fwd,
                 seq_workspace, few_sums, NULL, GPU_SM_80,
