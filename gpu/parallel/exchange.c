@@ -2,7 +2,7 @@
 #include "gpu/parallel/exchange.h"
 
 #include "gpu/describe.h"
-#include "gpu/parallel/padding.h"
+#include <math.h>
 #include <string.h>
 
 bool gpu_exchanges_rows(const gpu_model *m)
@@ -15,13 +15,36 @@ bool gpu_gathers_tokens(const gpu_model *m)
     return m->options->moe_token_dispatcher_type == ASSAY_DISPATCHER_ALLGATHER && gpu_exchanges_rows(m);
 }
 
+bool gpu_has_exact_rows(const gpu_model *m)
+{
+    return m->run->trace || m->run->rules || m->run->counted;
+}
+
 bool gpu_knows_rows(const gpu_model *m)
 {
-    const gpu_run *run = m->run;
     const bool sends_what_is_left =
         m->etp > 1 && m->options->moe_expert_capacity_factor > 0.0 && !gpu_gathers_tokens(m);
-    return m->ep > 1 || sends_what_is_left || run->trace || run->rules || run->counted ||
-           gpu_ctx_variant(&run->ctx, "linear") == 1; /* cuBLASLt: gpu/ops/grouped.cu */
+    return m->ep > 1 || sends_what_is_left || gpu_has_exact_rows(m) ||
+           gpu_ctx_variant(&m->run->ctx, "linear") == 1; /* cuBLASLt: gpu/ops/grouped.cu */
+}
+
+int64_t gpu_expert_capacity(const gpu_model *m, int64_t n)
+{
+    const double share = (double)(n * m->config->moe_router_topk) / (double)m->config->num_moe_experts;
+    const int64_t capacity = (int64_t)ceil(share * m->options->moe_expert_capacity_factor);
+    return capacity < n ? capacity : n;
+}
+
+int64_t gpu_most_rows(const gpu_model *m, int64_t n)
+{
+    const bool own =
+        m->options->semantics == ASSAY_SEMANTICS_MEGATRON; /* capacities of a rank's own tokens */
+    const int64_t all = n * m->config->moe_router_topk;
+    if (!(m->options->moe_expert_capacity_factor > 0.0))
+        return all;
+    const int64_t capacity = gpu_expert_capacity(m, own ? n : m->S * m->B_global);
+    const int64_t most = m->config->num_moe_experts * (capacity < n ? capacity : n);
+    return most < all ? most : all;
 }
 
 assay_group gpu_exchange_group(const gpu_model *m)

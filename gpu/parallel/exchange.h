@@ -27,9 +27,15 @@ typedef struct gpu_exchange {
 /* Whether rows leave their rank. */
 bool gpu_exchanges_rows(const gpu_model *m);
 bool gpu_gathers_tokens(const gpu_model *m); /* tokens in place of rows: the all-gather dispatcher */
+/* Whether every shape has to hold what is there and no more: it is recorded, or counted; or a rule names the kernel. */
+bool gpu_has_exact_rows(const gpu_model *m);
 /* Whether the host learns how many rows every expert has, and waits for it: for the sizes of NCCL's messages; for records, kernels
  * that a rule names, a bench that counts, and cuBLASLt. */
 bool gpu_knows_rows(const gpu_model *m);
+/* How many of n tokens an expert takes: no more than there are. */
+int64_t gpu_expert_capacity(const gpu_model *m, int64_t n);
+/* The most rows that n tokens of one rank have: all, or what the experts' capacities leave. */
+int64_t gpu_most_rows(const gpu_model *m, int64_t n);
 assay_group gpu_exchange_group(const gpu_model *m);
 /* The counts of member t + etp * i, [E]. */
 const int64_t *gpu_exchange_counts_of(const gpu_model *m, const gpu_exchange *x, int t, int i);

@@ -4,7 +4,6 @@
 #include "gpu/call.h"
 #include "gpu/describe.h"
 #include "gpu/sort_index.h"
-#include <math.h>
 
 bool gpu_pads_rows(const gpu_model *m)
 {
@@ -14,26 +13,6 @@ bool gpu_pads_rows(const gpu_model *m)
 bool gpu_sorts_rows(const gpu_model *m)
 {
     return gpu_pads_rows(m) || (gpu_exchanges_rows(m) && !gpu_gathers_tokens(m));
-}
-
-/* How many of n tokens an expert takes: no more than there are. */
-static int64_t capacity_of(const gpu_model *m, int64_t n)
-{
-    const double share = (double)(n * m->config->moe_router_topk) / (double)m->config->num_moe_experts;
-    const int64_t capacity = (int64_t)ceil(share * m->options->moe_expert_capacity_factor);
-    return capacity < n ? capacity : n;
-}
-
-int64_t gpu_most_rows(const gpu_model *m, int64_t n)
-{
-    const bool own =
-        m->options->semantics == ASSAY_SEMANTICS_MEGATRON; /* capacities of a rank's own tokens */
-    const int64_t all = n * m->config->moe_router_topk;
-    if (!(m->options->moe_expert_capacity_factor > 0.0))
-        return all;
-    const int64_t capacity = capacity_of(m, own ? n : m->S * m->B_global);
-    const int64_t most = m->config->num_moe_experts * (capacity < n ? capacity : n);
-    return most < all ? most : all;
 }
 
 /* A capacity of every microbatch whose tokens reach this rank's experts; semantics megatron: of every rank's tokens. */
@@ -52,9 +31,9 @@ static assay_status most_rows(const gpu_model *m, int64_t *most)
             again = again || m->rows_split || before.dp == at.dp;
         }
         if (m->options->semantics == ASSAY_SEMANTICS_MEGATRON)
-            *most += capacity_of(m, map.shard.length * m->B);
+            *most += gpu_expert_capacity(m, map.shard.length * m->B);
         else if (!again)
-            *most += capacity_of(m, m->S * m->B_global);
+            *most += gpu_expert_capacity(m, m->S * m->B_global);
     }
     return ASSAY_OK;
 }

@@ -10,8 +10,6 @@ ASSAY_BEGIN_DECLS
 bool gpu_pads_rows(const gpu_model *m);
 /* Whether mlp.sort and mlp.unsort stand between the rows that arrive and those that the experts compute. */
 bool gpu_sorts_rows(const gpu_model *m);
-/* The most rows that n tokens of one rank have: all, or what the experts' capacities leave. */
-int64_t gpu_most_rows(const gpu_model *m, int64_t n);
 /* room and padded of x, from the rows that arrive (s->counts); where the host does not know them, and in dry mode, padded is the
  * most. */
 assay_status gpu_pad_count(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts *s, gpu_exchange *x);
