@@ -225,6 +225,7 @@ assay_status gpu_bench_begin_step(gpu_bench *b, gpu_run *run)
     b->used = b->n_pairs = b->n_open = 0;
     for (int i = 0; i < b->n_rows; i++)
         b->rows[i].calls_now = 0;
+    run->counted = !b->timing;
     if (!b->timing)
         return ASSAY_OK;
     ASSAY_CHECK(b->step < b->steps, ASSAY_INTERNAL, "bench: more than %lld steps", (long long)b->steps);
@@ -250,6 +251,7 @@ assay_status gpu_bench_end_step(gpu_bench *b, gpu_run *run)
     int last;
     float ms;
     ASSAY_CHECK(b->n_open == 0, ASSAY_INTERNAL, "bench: %s began and did not end", b->open[0].what);
+    run->counted = false;
     if (!b->timing) {
         b->timing = true;
         return make_ring(b);

@@ -126,13 +126,13 @@ typedef struct gpu_moe_acts {
     gpu_value permuted, permuted_probs;                   /* rows of this rank's tokens */
     gpu_value dispatched, dispatched_probs;               /* after all_to_all; name and dimensions only */
     gpu_value gathered, gathered_probs;                   /* of all etp ranks; name and dimensions only */
-    gpu_value sort_index, unsort_index;                   /* ep > 1 or etp > 1 */
+    gpu_value sort_index, unsort_index;                   /* where rows are sorted (gpu/parallel/padding.h) */
     gpu_value expert_in, expert_probs;                    /* rows of the local experts */
-    gpu_value local_counts;                               /* I64 [El] on the device, for the record */
+    gpu_value local_counts;                               /* I64 [El] on the device */
     gpu_value fc1, act, fc2, unsorted, reduced, returned; /* fc2 and later: name and dimensions only */
     gpu_value unpermuted;                                 /* name and dimensions only */
     gpu_rows rows, dispatched_rows, gathered_rows, expert_rows;
-    /* in the staging: [El], [ep], [ep], [etp] */
+    /* in the staging: [El], [ep], [ep], [etp]; the first three where the host knows the rows */
     int64_t *counts, *send_counts, *recv_counts, *etp_counts;
     int64_t *token_counts, all_tokens; /* allgather: tokens of every rank of the group [ep * etp], of all */
     gpu_mlp_acts shared;

@@ -30,8 +30,8 @@ extern GPU_LADDER(linear_bwd_bias);
 /* --- grouped.cu --------------------------------------------------------------------------------------------- */
 /* The same for rows sorted by expert, e(r) the expert of row r: y[r,:] = weight[e(r)] x[r,:]      weight [El,N,K]
  * tokens_per_expert [El] is read on the device, k1: in host memory, during the call.  Refused where the host knows them: one that is
- * negative, a sum other than the rows.  Where it does not, those are a violated precondition: a negative count is 0, what goes
- * beyond the rows is cut off, y of a row that is nobody's is NaN. */
+ * negative, a sum other than the rows.  Where it does not, a smaller sum leaves rows that are nobody's, whose y is NaN; a negative count,
+ * which is 0, and a larger sum, which is cut off, are a violated precondition. */
 extern GPU_LADDER(grouped_linear_fwd);
 /* dx[r,:] = dy[r,:] weight[e(r)]; refuses as the forward. */
 extern GPU_LADDER(grouped_linear_bwd_input);
@@ -240,8 +240,8 @@ extern GPU_LADDER(input_jitter);
  * token I64 [N]); tokens_per_expert I64 [E] of what is left. */
 extern GPU_LADDER(router_drop);
 /* Rows in order of expert, then token: row_token, row_entry I64 [rows], token_row I64 [T,K] (inverse), tokens_per_expert I64 [E]
- * from indices I64 [T,K], of which those of experts first_expert .. first_expert+local_experts-1 have rows; the others' token_row is -1.  An index beyond -1 outside [0,E) is a violated
- * precondition: its row is skipped. */
+ * from indices I64 [T,K], of which those of experts first_expert .. first_expert+local_experts-1 have rows; the others' token_row is -1.
+ * Rows beyond those that they have are -1.  An index beyond -1 outside [0,E) is a violated precondition: its row is skipped. */
 extern GPU_LADDER(permute_plan);
 
 /* --- rows.cu ------------------------------------------------------------------------------------------------ */

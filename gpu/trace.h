@@ -89,9 +89,10 @@ typedef struct gpu_run {
     int ran;                 /* variant of the call whose results are looked at; -1: none was launched yet */
     const gpu_observer *observer; /* NULL: nobody watches */
     int64_t layer_waits,
-        waits_at_entry;      /* comm.waits inside layers, and when the present one began (gpu/layer.c) */
-    bool recompute;          /* calls repeat what ran before, for the backward pass: their records say so */
-    bool dry;                /* count sizes, run nothing */
+        waits_at_entry; /* comm.waits inside layers, and when the present one began (gpu/layer.c) */
+    bool recompute;     /* calls repeat what ran before, for the backward pass: their records say so */
+    bool dry;           /* count sizes, run nothing */
+    bool counted;       /* what operations do is counted from their shapes, which hold what is there alone */
     size_t workspace_needed; /* largest call workspace seen in dry mode */
     char *host;              /* staging of the trace */
     size_t host_bytes;

@@ -57,6 +57,16 @@ __global__ void plan_absent(int64_t *token_row, const int64_t *indices, int64_t 
             token_row[i] = -1;
 }
 
+/* Rows behind those of the last expert. */
+__global__ void plan_rest(plan_rows out, const int64_t *tokens_per_expert, int64_t first, int64_t end)
+{
+    int64_t rows = 0;
+    for (int64_t e = first; e < end; ++e)
+        rows += tokens_per_expert[e];
+    for (int64_t row = rows + gpu_thread(); row < out.rows; row += gpu_threads())
+        plan_put_nobodys(out, row);
+}
+
 __global__ void plan_count_k1(int64_t *tokens_per_expert, const int64_t *indices, int64_t n, int64_t experts)
 {
     const int64_t step = (int64_t)gridDim.x * blockDim.y;
@@ -104,20 +114,22 @@ static cudaError_t launch_plan(const gpu_work *w, plan_rows out, gpu_tensor coun
                                       out.token_row, i, n, first, end);
     if (error != cudaSuccess)
         return error;
-    if (w->variant == 0) {
-        error = GPU_LAUNCH_NO_BARRIER(plan_count_k0, gpu_grid(e, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream, c, i,
-                                      n, e);
-        if (error != cudaSuccess || n == 0)
-            return error;
-        return GPU_LAUNCH_NO_BARRIER(plan_fill_k0, gpu_grid(e, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream, out, c,
-                                     i, n, k, first, end);
-    }
-    error =
-        GPU_LAUNCH(plan_count_k1, gpu_grid(e, GPU_ROWS_PER_BLOCK), gpu_warp_block(), 0, stream, c, i, n, e);
+    const dim3 one_each = gpu_grid(e, GPU_BLOCK), warp_each = gpu_grid(e, GPU_ROWS_PER_BLOCK);
+    if (w->variant == 0)
+        error = GPU_LAUNCH_NO_BARRIER(plan_count_k0, one_each, dim3(GPU_BLOCK), 0, stream, c, i, n, e);
+    else
+        error = GPU_LAUNCH(plan_count_k1, warp_each, gpu_warp_block(), 0, stream, c, i, n, e);
     if (error != cudaSuccess || n == 0)
         return error;
-    return GPU_LAUNCH(plan_fill_k1, gpu_grid(e, GPU_ROWS_PER_BLOCK), gpu_warp_block(), 0, stream, out, c, i,
-                      n, k, first, end);
+    if (w->variant == 0)
+        error = GPU_LAUNCH_NO_BARRIER(plan_fill_k0, one_each, dim3(GPU_BLOCK), 0, stream, out, c, i, n, k,
+                                      first, end);
+    else
+        error = GPU_LAUNCH(plan_fill_k1, warp_each, gpu_warp_block(), 0, stream, out, c, i, n, k, first, end);
+    if (error != cudaSuccess || out.rows == 0)
+        return error;
+    return GPU_LAUNCH_NO_BARRIER(plan_rest, gpu_grid(out.rows, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream, out, c,
+                                 first, end);
 }
 
 /* A grid of blocks, each with PLAN_CHUNK assignments; one, for the counts alone, where there are none. */
@@ -132,15 +144,15 @@ static cudaError_t launch_sort(const gpu_work *w, plan_rows out, gpu_tensor coun
     const int first = (int)gpu_operand_int(w->o, "first_expert"), experts = (int)gpu_tensor_count(counts);
     const int end = first + (int)gpu_operand_int(w->o, "local_experts");
     const dim3 grid((unsigned)plan_blocks(n)), block(PLAN_THREADS);
-    const size_t each = (size_t)experts * sizeof(int);
+    const size_t each = (size_t)experts * sizeof(int), places = (PLAN_WARPS + 1) * each + sizeof(int);
     int *by_block = (int *)w->ctx->workspace;
     const int64_t *i = (const int64_t *)indices.data;
     const cudaError_t error =
         GPU_LAUNCH(plan_count_k2, grid, block, each, w->stream, by_block, i, n, experts);
     if (error != cudaSuccess)
         return error;
-    return GPU_LAUNCH(plan_place_k2, grid, block, (PLAN_WARPS + 1) * each, w->stream, out,
-                      (int64_t *)counts.data, by_block, i, n, k, experts, first, end);
+    return GPU_LAUNCH(plan_place_k2, grid, block, places, w->stream, out, (int64_t *)counts.data, by_block, i,
+                      n, k, experts, first, end);
 }
 
 static cudaError_t launch_drop(const gpu_work *w, gpu_tensor routed, gpu_tensor counts)

@@ -14,13 +14,20 @@ enum {
     PLAN_WARPS = PLAN_THREADS / GPU_WARP,
     PLAN_PART = 256, /* assignments of a warp */
     PLAN_CHUNK = PLAN_WARPS * PLAN_PART,
-    PLAN_MOST_EXPERTS = 1024 /* (PLAN_WARPS + 1) counters each in shared memory */
+    PLAN_MOST_EXPERTS = 1024 /* (PLAN_WARPS + 1) counters each in shared memory, and one for all */
 };
 
 typedef struct plan_rows {
     int64_t *row_token, *row_entry, *token_row;
     int64_t rows; /* of row_token and row_entry: a place beyond them is not written */
 } plan_rows;
+
+/* A row that no assignment has, where there are more of them than assignments. */
+__device__ static __forceinline__ void plan_put_nobodys(plan_rows out, int64_t row)
+{
+    out.row_token[row] = -1;
+    out.row_entry[row] = -1;
+}
 
 /* Assignment i, of a token, gets a row. */
 __device__ static __forceinline__ void plan_put(plan_rows out, int64_t i, int64_t row, int64_t token)
@@ -83,7 +90,7 @@ __device__ static __forceinline__ void plan_count_warps(int *next, const int64_t
     });
 }
 
-/* first[e]: how many rows expert e has, then where they begin; the first warp alone. */
+/* first[e]: how many rows expert e has, then where they begin, and behind the last one where all end; the first warp alone. */
 __device__ static __forceinline__ void plan_begin_experts(int *first, int experts)
 {
     int rows = 0, before;
@@ -94,6 +101,8 @@ __device__ static __forceinline__ void plan_begin_experts(int *first, int expert
             first[e] = rows + before;
         rows += __shfl_sync(gpu_all_lanes, end, GPU_WARP - 1);
     }
+    if (threadIdx.x == 0)
+        first[experts] = rows;
 }
 
 __global__ void __launch_bounds__(PLAN_THREADS)
@@ -138,6 +147,9 @@ __global__ void __launch_bounds__(PLAN_THREADS)
         else if (i < n)
             out.token_row[i] = -1;
     });
+    const int64_t step = (int64_t)gridDim.x * PLAN_THREADS;
+    for (int64_t row = first[experts] + gpu_thread(); row < out.rows; row += step)
+        plan_put_nobodys(out, row);
 }
 
 #endif

@@ -152,7 +152,8 @@ assay_status gpu_gather_dispatch_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu
     s->expert_probs = s->permuted_probs;
     if (!gpu_pads_rows(m))
         return ASSAY_OK;
-    ASSAY_TRY(gpu_pad_sort(m, mb, s, x));
+    if (m->ep > 1)
+        ASSAY_TRY(gpu_pad_sort(m, mb, s, x));
     ASSAY_TRY(pad_names(m, mb, s, x));
     return gpu_sort_rows(m, mb, s, &s->permuted, &s->permuted_probs);
 }

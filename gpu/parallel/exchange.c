@@ -2,6 +2,7 @@
 #include "gpu/parallel/exchange.h"
 
 #include "gpu/describe.h"
+#include <math.h>
 #include <string.h>
 
 bool gpu_exchanges_rows(const gpu_model *m)
@@ -12,6 +13,38 @@ bool gpu_exchanges_rows(const gpu_model *m)
 bool gpu_gathers_tokens(const gpu_model *m)
 {
     return m->options->moe_token_dispatcher_type == ASSAY_DISPATCHER_ALLGATHER && gpu_exchanges_rows(m);
+}
+
+bool gpu_has_exact_rows(const gpu_model *m)
+{
+    return m->run->trace || m->run->rules || m->run->counted;
+}
+
+bool gpu_knows_rows(const gpu_model *m)
+{
+    const bool sends_what_is_left =
+        m->etp > 1 && m->options->moe_expert_capacity_factor > 0.0 && !gpu_gathers_tokens(m);
+    return m->ep > 1 || sends_what_is_left || gpu_has_exact_rows(m) ||
+           gpu_ctx_variant(&m->run->ctx, "linear") == 1; /* cuBLASLt: gpu/ops/grouped.cu */
+}
+
+int64_t gpu_expert_capacity(const gpu_model *m, int64_t n)
+{
+    const double share = (double)(n * m->config->moe_router_topk) / (double)m->config->num_moe_experts;
+    const int64_t capacity = (int64_t)ceil(share * m->options->moe_expert_capacity_factor);
+    return capacity < n ? capacity : n;
+}
+
+int64_t gpu_most_rows(const gpu_model *m, int64_t n)
+{
+    const bool own =
+        m->options->semantics == ASSAY_SEMANTICS_MEGATRON; /* capacities of a rank's own tokens */
+    const int64_t all = n * m->config->moe_router_topk;
+    if (!(m->options->moe_expert_capacity_factor > 0.0))
+        return all;
+    const int64_t capacity = gpu_expert_capacity(m, own ? n : m->S * m->B_global);
+    const int64_t most = m->config->num_moe_experts * (capacity < n ? capacity : n);
+    return most < all ? most : all;
 }
 
 assay_group gpu_exchange_group(const gpu_model *m)
@@ -40,6 +73,21 @@ static int64_t rows_from(const gpu_model *m, const gpu_exchange *x, int t, int i
     return rows;
 }
 
+/* Without ep a rank's tokens say how many rows it has, or what a capacity leaves of them at most. */
+static assay_status count_unknown(const gpu_model *m, gpu_moe_acts *s, gpu_exchange *x)
+{
+    const assay_group_shape g = assay_grid_group_shape(m->grid, gpu_exchange_group(m), m->run->comm.rank);
+    x->gathered = 0;
+    for (int t = 0; t < m->etp; t++) {
+        assay_sequence_map map;
+        ASSAY_TRY(assay_sequence_map_make(m->grid, assay_group_member(&g, t), m->S, &map));
+        s->etp_counts[t] = gpu_most_rows(m, map.shard.length * m->B);
+        x->gathered += s->etp_counts[t];
+    }
+    x->received = s->etp_counts[m->at.etp];
+    return ASSAY_OK;
+}
+
 assay_status gpu_exchange_count(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts *s, gpu_exchange *x)
 {
     const int64_t K = m->config->moe_router_topk, El = x->experts;
@@ -55,6 +103,8 @@ assay_status gpu_exchange_count(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_
         x->gathered = x->received * m->etp;
         return ASSAY_OK;
     }
+    if (!x->known)
+        return count_unknown(m, s, x);
     memset(s->counts, 0, (size_t)El * word);
     x->gathered = 0;
     for (int t = 0; t < m->etp; t++) {

@@ -31,6 +31,12 @@ static assay_status all_to_all(gpu_model *m, const char *at, gpu_value *recv, co
 }
 
 /* --- dispatch ----------------------------------------------------------------------------------------------- */
+/* Sizes beside those of this rank's tokens: of messages, and of the rows with those of zeros. */
+static bool needs_counts(const gpu_model *m)
+{
+    return gpu_exchanges_rows(m) || gpu_pads_rows(m);
+}
+
 /* Rows that the experts' capacities leave; the host waits for them.  Dry mode: all. */
 static assay_status count_routed(gpu_model *m, gpu_microbatch_state *mb, const gpu_moe_acts *s, int64_t *rows)
 {
@@ -54,8 +60,10 @@ static assay_status permute_rows(gpu_model *m, gpu_microbatch_state *mb, const g
 {
     gpu_arena *keep = &mb->arena;
     const int64_t E = m->config->num_moe_experts, K = m->config->moe_router_topk, T = m->sl * m->B;
-    p->rows = T * K;
-    if (m->options->moe_expert_capacity_factor > 0.0)
+    p->known = gpu_knows_rows(m);
+    const bool counts_first = p->known && (gpu_has_exact_rows(m) || !needs_counts(m));
+    p->rows = m->run->dry || counts_first ? T * K : gpu_most_rows(m, T);
+    if (m->options->moe_expert_capacity_factor > 0.0 && (m->run->dry || counts_first))
         ASSAY_TRY(count_routed(m, mb, s, &p->rows));
     s->tokens_per_expert = gpu_named(m, gpu_local(NULL, E, 0), "mlp.permute_plan", "tokens_per_expert");
     s->tokens_per_expert.t = gpu_tensor_1d(l->tokens_per_expert + mb->index * E, ASSAY_I64, E);
@@ -68,16 +76,25 @@ static assay_status permute_rows(gpu_model *m, gpu_microbatch_state *mb, const g
                     GPU_NEW("token_row", &s->token_row, gpu_local(keep, T, K)));
 }
 
-/* Sizes that the host has to know: of messages, and of the rows with those of zeros. */
-static bool needs_counts(const gpu_model *m)
+/* Where permute_plan had room for more rows than there are: those that are. */
+static void keep_rows(const gpu_model *m, gpu_moe_acts *s, gpu_exchange *p, gpu_value *row_entry)
 {
-    return gpu_exchanges_rows(m) || gpu_pads_rows(m);
+    const int64_t *mine = gpu_exchange_counts_of(m, p, m->at.etp, m->at.ep);
+    gpu_value *both[] = {&s->row_token, row_entry};
+    int64_t rows = 0;
+    for (int64_t e = 0; e < m->config->num_moe_experts; e++)
+        rows += mine[e];
+    p->rows = rows < p->rows ? rows : p->rows;
+    for (int i = 0; i < 2; i++) {
+        both[i]->t = gpu_tensor_1d(both[i]->t.data, ASSAY_I64, p->rows);
+        both[i]->dim[0] = gpu_dim_whole(p->rows);
+    }
 }
 
-/* Counts of all ranks that exchange rows, and whose the rows are, behind one wait.  What nobody on the host reads stays on the
- * device: the host goes on. */
+/* Counts of all ranks that exchange rows, on the device; where the host has to know them, on the host, and whose the rows are, behind
+ * one wait.  Else the host goes on. */
 static assay_status fetch_permutation(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts *s,
-                                      gpu_exchange *p)
+                                      gpu_exchange *p, gpu_value *row_entry)
 {
     gpu_run *run = m->run;
     const int64_t E = m->config->num_moe_experts;
@@ -85,6 +102,7 @@ static assay_status fetch_permutation(gpu_model *m, gpu_microbatch_state *mb, gp
     const size_t row_bytes = (size_t)p->rows * sizeof(int64_t);
     const size_t count_bytes = (size_t)(m->ep * m->etp * E) * sizeof(int64_t);
     gpu_value gathered = s->tokens_per_expert;
+    p->counts = gathered.t;
     if (!needs_counts(m) && !names)
         return ASSAY_OK;
     if (names)
@@ -94,20 +112,27 @@ static assay_status fetch_permutation(gpu_model *m, gpu_microbatch_state *mb, gp
         gathered = gpu_local(&m->scratch, m->ep * m->etp, E);
         ASSAY_TRY(gpu_all_gather(m, "mlp.dispatch_counts", gpu_exchange_group(m), &gathered,
                                  &s->tokens_per_expert));
+        p->counts = gathered.t;
     }
-    if (run->dry)
+    if (run->dry || !p->known)
         return ASSAY_OK;
     if (names && p->rows > 0)
         CUDA_TRY(cudaMemcpyAsync(p->row_token, s->row_token.t.data, row_bytes, cudaMemcpyDeviceToHost,
                                  run->ctx.stream));
-    return gpu_run_download(run, p->tokens_per_expert, gathered.t.data, count_bytes, "token counts");
+    ASSAY_TRY(gpu_run_download(run, p->tokens_per_expert, gathered.t.data, count_bytes, "token counts"));
+    if (m->options->moe_expert_capacity_factor > 0.0)
+        keep_rows(m, s, p, row_entry);
+    return ASSAY_OK;
 }
 
-/* How many rows every expert of this rank computes: what permute_plan counted, where no row comes, goes or is added. */
+/* How many rows every expert of this rank computes: what permute_plan counted, where no row comes, goes or is added.  Without ep the
+ * device adds them up, and says in which order they lie. */
 static assay_status count_rows(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts *s, gpu_exchange *p)
 {
     static const char at[] = "mlp.experts", slot[] = "tokens_per_expert";
     int64_t *room;
+    if (needs_counts(m) && m->ep == 1)
+        return gpu_pad_sort_there(m, mb, s, p);
     if (needs_counts(m))
         return gpu_index_value(m, &mb->arena, &s->local_counts, at, slot, m->local_experts, p->room);
     ASSAY_TRY(gpu_arena_take(&mb->host, (size_t)m->local_experts * sizeof *room, (void **)&room));
@@ -163,7 +188,8 @@ static assay_status exchange_rows(gpu_model *m, gpu_microbatch_state *mb, gpu_mo
                                   const gpu_exchange *p)
 {
     const int64_t H = m->config->hidden_size;
-    ASSAY_TRY(gpu_pad_sort(m, mb, s, p));
+    if (m->ep > 1)
+        ASSAY_TRY(gpu_pad_sort(m, mb, s, p));
     ASSAY_TRY(gpu_exchange_name_received(m, mb, s, p, s->sort_index.host));
     ASSAY_TRY(exchange_one(m, s, "mlp.dispatch", "mlp.experts.gather", &s->permuted, &s->dispatched,
                            &s->gathered, H));
@@ -180,7 +206,7 @@ assay_status gpu_token_dispatch_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_
     gpu_exchange p = {.experts = m->local_experts};
     gpu_value row_entry;
     ASSAY_TRY(permute_rows(m, mb, l, s, &p, &row_entry));
-    ASSAY_TRY(fetch_permutation(m, mb, s, &p));
+    ASSAY_TRY(fetch_permutation(m, mb, s, &p, &row_entry));
     if (needs_counts(m) && !gpu_has_halves(m)) {
         ASSAY_TRY(gpu_exchange_count(m, mb, s, &p));
         ASSAY_TRY(gpu_pad_count(m, mb, s, &p));

@@ -95,3 +95,37 @@ Test(gpu_permute_plan, a_plan_with_too_few_rows_writes_no_more)
     }
     gpu_ctx_destroy(&x);
 }
+
+/* More rows than assignments have: nobody's are -1, and what the plan says of the others does not change. */
+Test(gpu_permute_plan, rows_that_nobody_has_are_marked)
+{
+    static const plan_size sizes[] = {{700, 4, 33, 0, 33, 2}, {40, 2, 8, 2, 3, 0},   {3000, 2, 64, 16, 32, 2},
+                                      {9, 1, 5, 0, 4, 1},     {65, 32, 64, 0, 0, 0}, {1500, 3, 7, 0, 6, 0}};
+    gpu_ctx x;
+    open_ctx(&x);
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        const plan_size *s = &sizes[i];
+        int64_t rows = 0;
+        for (int64_t a = 0; a < s->t * s->k; a++)
+            rows += chosen(s, a) >= s->first && chosen(s, a) < s->first + s->local;
+        cr_assert_lt(rows, s->t * s->k);
+        for (int v = 0; v < 3; v++) {
+            static const char *const variants[] = {"router=k0", "router=k1", "router=k2"};
+            gpu_slot exact[ASSAY_MAX_SLOTS], wide[ASSAY_MAX_SLOTS];
+            plan_with(&x, variants[v], s, rows, exact);
+            plan_with(&x, variants[v], s, s->t * s->k, wide);
+            for (int o = 0; o < 4; o++) {
+                cr_expect(
+                    memcmp(wide[o].data, exact[o].data, (size_t)slot_count(&exact[o]) * sizeof(int64_t)) == 0,
+                    "sizes %zu, %s: %s", i, variants[v], exact[o].slot);
+                for (int64_t r = slot_count(&exact[o]); r < slot_count(&wide[o]); r++)
+                    cr_expect_eq(((int64_t *)wide[o].data)[r], -1, "sizes %zu, %s: %s[%lld]", i, variants[v],
+                                 wide[o].slot, (long long)r);
+                free(exact[o].data);
+                free(wide[o].data);
+            }
+        }
+    }
+    cr_expect_eq(assay_sim_reports(), 0);
+    gpu_ctx_destroy(&x);
+}
