@@ -11,8 +11,6 @@
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #if SIM_ASAN
 #include <pthread.h>
@@ -42,45 +40,6 @@ __thread worker *self;
 static void set_thread(const worker &w, unsigned t)
 {
     threadIdx = w.fibers[t].id;
-}
-
-static stack *stack_take(worker &w)
-{
-    stack *s;
-    if (!w.idle.empty()) {
-        s = w.idle.back();
-        w.idle.pop_back();
-    } else {
-        const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-        const size_t bytes = (config().stack_bytes + page - 1) / page * page + 2 * page;
-        void *p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
-                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
-        if (p == MAP_FAILED || mprotect(p, page, PROT_NONE) != 0) {
-            assay_sim_report("fatal", "no memory for the stack of thread %zu of a block (%zu bytes)",
-                             w.stacks_made, bytes);
-            abort();
-        }
-        s = new stack{};
-        s->base = static_cast<char *>(p) + page;
-        s->bytes = bytes - page;
-        s->top = s->base + s->bytes - (w.stacks_made * 192) % page;
-#if SIM_TSAN
-        s->tsan = __tsan_create_fiber(0);
-#endif
-        ++w.stacks_made;
-    }
-    w.busy.push_back(s);
-    return s;
-}
-
-/* All stacks are idle again after a block, finished or abandoned. */
-static void stacks_reclaim(worker &w)
-{
-    for (stack *s : w.busy) {
-        memory_asan_unpoison(s->base, s->bytes);
-        w.idle.push_back(s);
-    }
-    w.busy.clear();
 }
 
 void jump(worker &w, stop_point to, stack *target, stop_point *slot, void **fake)

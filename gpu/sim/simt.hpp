@@ -165,7 +165,8 @@ struct worker {
     /* stacks */
     std::vector<stack *> idle;
     std::vector<stack *> busy;
-    size_t stacks_made;
+    size_t stacks_made, stacks_left; /* left: mapped behind stacks_at and not yet taken */
+    char *stacks_at;
     /* the loop mode's range of blocks */
     uint64_t block_from, block_to;
     void *scheduler_fake, *scheduler_tsan;
@@ -215,6 +216,9 @@ static inline void entered()
     __sanitizer_finish_switch_fiber(nullptr, nullptr, nullptr);
 #endif
 }
+/* simt_stacks.cpp: a stack for a thread of this block; after the block, finished or abandoned, all are idle again. */
+stack *stack_take(worker &w);
+void stacks_reclaim(worker &w);
 void jump(worker &w, stop_point to, stack *target, stop_point *slot, void **fake);
 void jump_to_scheduler(worker &w, stop_point *slot, void **fake);
 /* From the scheduler into a fresh stack; returns when that block, or loop over blocks, is over. */
