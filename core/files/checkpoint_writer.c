@@ -210,13 +210,17 @@ static assay_status write_run(void *user, int part, int64_t in_part, int64_t in_
     const assay_planned_tensor *t = &p->tensors[part];
     char path[ASSAY_CHECKPOINT_PATH + 64];
     assay_open_shard *f = &p->w->files[t->shard];
-    assay_checkpoint_file(path, p->w->tmp, p->w->plan.shards[t->shard].file);
-    if (!f->open)
+    const char *name = p->w->plan.shards[t->shard].file;
+    if (!f->open) {
+        assay_checkpoint_file(path, p->w->tmp, name);
         f->fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
-    ASSAY_CHECK(f->fd >= 0, ASSAY_IO, "%s: cannot open: %s", path, strerror(errno));
-    f->open = true;
-    return write_at(f->fd, path, p->data + in_piece * p->width, count * p->width,
-                    t->offset + in_part * p->width);
+        ASSAY_CHECK(f->fd >= 0, ASSAY_IO, "%s: cannot open: %s", path, strerror(errno));
+        f->open = true;
+    }
+    const int failed = assay_pwrite_all(f->fd, p->data + in_piece * p->width, count * p->width,
+                                        t->offset + in_part * p->width);
+    ASSAY_CHECK(failed == 0, ASSAY_IO, "%s/%s: cannot write: %s", p->w->tmp, name, strerror(failed));
+    return ASSAY_OK;
 }
 
 static assay_status check_piece(const assay_checkpoint_writer *w, int family, int64_t param,

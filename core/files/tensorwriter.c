@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 #define MAX_HEADER_BYTES ((size_t)100000000)
-enum { BUFFER_BYTES = 1 << 18 };
+enum { BUFFER_BYTES = 1 << 16, KEPT_BYTES = 1 << 20 };
 
 typedef struct tensor {
     char *name;
@@ -35,7 +35,9 @@ struct assay_tensorwriter {
     char *temp; /* NULL while it has no name, and once renamed */
     FILE *file;
     FILE *spool; /* NULL until a tensor waits there */
+    char *file_buffer, *spool_buffer;
     int64_t spool_bytes;
+    size_t kept_bytes; /* of spooled tensors that wait in memory */
     bool finished, unsynced;
     json_t *metadata;
     int64_t n, capacity;
@@ -80,6 +82,15 @@ static int open_nameless(const char *path)
     return open(folder, O_RDWR | O_TMPFILE | O_CLOEXEC, 0666);
 }
 
+/* Many tensors are small.  The memory has to be ours: without one, glibc's setvbuf heeds no size, and writes go out in blocks of the
+ * file system. */
+static void buffer_file(FILE *f, char **buffer)
+{
+    *buffer = malloc(BUFFER_BYTES);
+    if (*buffer)
+        setvbuf(f, *buffer, _IOFBF, BUFFER_BYTES); /* refused, it keeps its own */
+}
+
 /* The file of add_spooled never has a name for longer than it takes to open it. */
 static assay_status open_spool(assay_tensorwriter *w)
 {
@@ -95,8 +106,10 @@ static assay_status open_spool(assay_tensorwriter *w)
         ASSAY_TRY(st);
     }
     w->spool = fdopen(fd, "w+b");
-    if (w->spool)
+    if (w->spool) {
+        buffer_file(w->spool, &w->spool_buffer);
         return ASSAY_OK;
+    }
     close(fd);
     ASSAY_FAIL(ASSAY_OUT_OF_MEMORY, "%s: out of memory", w->path);
 }
@@ -108,7 +121,7 @@ static assay_status open_temp(assay_tensorwriter *w)
         ASSAY_TRY(name_temp(w, &fd));
     w->file = fdopen(fd, "wb");
     if (w->file) {
-        setvbuf(w->file, NULL, _IOFBF, BUFFER_BYTES); /* many tensors are small; refused, it keeps its own */
+        buffer_file(w->file, &w->file_buffer);
         return ASSAY_OK;
     }
     close(fd);
@@ -150,6 +163,8 @@ void assay_tensorwriter_destroy(assay_tensorwriter *w)
         free(w->tensors[i].owned);
     }
     json_decref(w->metadata);
+    free(w->file_buffer);
+    free(w->spool_buffer);
     free(w->tensors);
     free(w->temp);
     free(w->path);
@@ -205,7 +220,6 @@ static assay_status spool(assay_tensorwriter *w, const void *data, size_t bytes,
 static assay_status add(assay_tensorwriter *w, const char *name, assay_dtype dtype, const int64_t *shape,
                         int ndim, const void *data, keep how)
 {
-    const bool copy = how == KEEP_COPY;
     size_t bytes = 0;
     ASSAY_CHECK(!w->finished, ASSAY_INVALID_ARGUMENT, "%s: already finished", w->path);
     ASSAY_CHECK(strcmp(name, "__metadata__") != 0, ASSAY_INVALID_ARGUMENT,
@@ -221,7 +235,12 @@ static assay_status add(assay_tensorwriter *w, const char *name, assay_dtype dty
         w->capacity = capacity;
     }
     tensor t = {.dtype = dtype, .ndim = ndim, .bytes = bytes, .data = data, .spooled = -1};
-    if (how == KEEP_SPOOL) {
+    /* Little is not worth a second file. */
+    const bool in_memory = how == KEEP_SPOOL && !w->spool && bytes <= KEPT_BYTES - w->kept_bytes;
+    const bool copy = how == KEEP_COPY || in_memory;
+    if (in_memory) {
+        w->kept_bytes += bytes;
+    } else if (how == KEEP_SPOOL) {
         t.data = NULL;
         ASSAY_TRY(spool(w, data, bytes, &t.spooled));
     }

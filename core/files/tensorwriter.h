@@ -17,7 +17,7 @@ assay_status assay_tensorwriter_add_ref(assay_tensorwriter *w, const char *name,
                                         const int64_t *shape, int ndim, const void *data);
 assay_status assay_tensorwriter_add_copy(assay_tensorwriter *w, const char *name, assay_dtype dtype,
                                          const int64_t *shape, int ndim, const void *data);
-/* Like add_copy, but the copy waits in a nameless file beside the target: memory is not held. */
+/* Like add_copy, but copies of more than a MiB in all wait in a nameless file beside the target: memory is not held. */
 assay_status assay_tensorwriter_add_spooled(assay_tensorwriter *w, const char *name, assay_dtype dtype,
                                             const int64_t *shape, int ndim, const void *data);
 /* The file need not survive that the machine stops, since who reads it finds out: finish waits for no disk. */

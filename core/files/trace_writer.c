@@ -17,6 +17,7 @@
 
 /* A trace is held against accidents, not against somebody who makes two contents of one hash: at memory speed. */
 static const assay_hash_kind CONTENT_HASH = ASSAY_HASH_XXH3;
+enum { BUFFER_BYTES = 1 << 16 };
 
 /* What a later record that names this one must know about it. */
 typedef struct written {
@@ -31,6 +32,7 @@ struct assay_trace_writer {
     int rank, world;
     bool hash_only;
     FILE *lines;
+    char *buffer;         /* of lines */
     assay_json_text line; /* the one being written */
     int64_t n_tensors, n_ops;
     int64_t written_capacity;
@@ -52,7 +54,9 @@ static assay_status create_lines(assay_trace_writer *w)
         close(fd);
         ASSAY_FAIL(ASSAY_OUT_OF_MEMORY, "%s: out of memory", w->path);
     }
-    setvbuf(w->lines, NULL, _IOFBF, 1 << 16); /* refused, it keeps its own */
+    w->buffer = malloc(BUFFER_BYTES); /* without it glibc's setvbuf heeds no size */
+    if (w->buffer)
+        setvbuf(w->lines, w->buffer, _IOFBF, BUFFER_BYTES); /* refused, it keeps its own */
     return ASSAY_OK;
 }
 
@@ -114,6 +118,7 @@ void assay_trace_writer_destroy(assay_trace_writer *w)
     if (w->lines)
         fclose(w->lines);
     assay_json_text_free(&w->line);
+    free(w->buffer);
     free(w->records);
     free(w->dir);
     free(w);

@@ -57,12 +57,17 @@ static void set_numbers(parity_result *r, const numbers *x)
     memcpy(r->index, x->index, sizeof r->index);
 }
 
+enum { BUFFER_BYTES = 1 << 16 };
+
 /* Number of results, then for each its numbers, its texts and what is drawn of it. */
 assay_status parity_report_save_part(const parity_report *r, const char *path)
 {
     const int64_t n = parity_report_count(r);
     FILE *f = fopen(path, "wb");
     ASSAY_CHECK(f != NULL, ASSAY_IO, "%s: %s", path, strerror(errno));
+    char *buffer = malloc(BUFFER_BYTES); /* without it glibc's setvbuf heeds no size */
+    if (buffer != NULL)
+        setvbuf(f, buffer, _IOFBF, BUFFER_BYTES);
     bool ok = fwrite(&n, sizeof n, 1, f) == 1;
     for (int64_t i = 0; i < n && ok; i++) {
         const parity_result *x = parity_report_at(r, i);
@@ -76,7 +81,9 @@ assay_status parity_report_save_part(const parity_report *r, const char *path)
         ok = ok && parity_drawn_save(f, &drawn);
     }
     ok = fclose(f) == 0 && ok;
-    ASSAY_CHECK(ok, ASSAY_IO, "%s: write failed: %s", path, strerror(errno));
+    const int code = errno;
+    free(buffer);
+    ASSAY_CHECK(ok, ASSAY_IO, "%s: write failed: %s", path, strerror(code));
     return ASSAY_OK;
 }
 

@@ -66,7 +66,7 @@ Test(tensorwriter, file_is_byte_for_byte_what_the_format_says)
 /* More than a block, among others, and what waits on disk does not change with the caller's memory. */
 Test(tensorwriter, spooled_tensors_are_copies_that_wait_on_disk)
 {
-    enum { N = 40000 };
+    enum { N = 200000 }; /* the first of the two waits in memory */
     assay_tensorwriter *w = NULL;
     assay_tensorfile *f = NULL;
     const assay_tensor_info *t = NULL;
