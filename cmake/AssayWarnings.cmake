@@ -2,11 +2,12 @@
 # them.
 set(ASSAY_C_WARNINGS -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion -Wundef -Wvla -Wstrict-prototypes
     -Wmissing-prototypes -Wdouble-promotion -Wcast-qual -Wformat=2)
+set(ASSAY_CXX_WARNINGS -Wall -Wextra -Wshadow)
 if(CMAKE_C_COMPILER_ID STREQUAL "GNU")
   # Texts cut to the width of a field are meant to be cut; where it matters the result of snprintf is checked.
   list(APPEND ASSAY_C_WARNINGS -Wno-format-truncation)
+  list(APPEND ASSAY_CXX_WARNINGS -Wno-format-truncation)
 endif()
-set(ASSAY_CXX_WARNINGS -Wall -Wextra -Wshadow)
 if(ASSAY_WERROR)
   list(APPEND ASSAY_C_WARNINGS -Werror)
   list(APPEND ASSAY_CXX_WARNINGS -Werror)
