@@ -60,7 +60,7 @@ step tidy ci/tidy.sh
 execute() {
     local preset=$1 exe=$2 name rc
     name=$(basename "$exe")
-    # Executables run side by side: a thread that spins while it waits takes the processor of another (half of all the seconds).
+    # Executables run side by side: a thread that spins while it waits takes the processor of another.
     OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive UBSAN_OPTIONS=print_stacktrace=1 \
         timeout 900 "$exe" --jobs 1 >"$log/$preset-$name.log" 2>&1
     rc=$?

@@ -276,8 +276,7 @@ Test(engine_host_waits, one_for_the_messages_between_experts)
     expect_waits_of_ranks("qwen3_moe", "ep2,dp2", 2, ASSAY_PRECISION_BF16, CAPACITY, ALL);
     expect_waits_of_ranks("olmoe", "ep2,dp2", 2, ASSAY_PRECISION_FP32, TO_CAPACITY, OTHER_ALL);
     expect_waits_of_ranks("qwen3_moe", "ep2,dp2", 2, ASSAY_PRECISION_BF16, ALLGATHER CAPACITY, ALL);
-    expect_waits_of_ranks("qwen3_moe", "ep2,dp2", 2, ASSAY_PRECISION_BF16,
-                          " --moe-token-dispatcher-type allgather", ALL);
+    expect_waits_of_ranks("qwen3_moe", "ep2,dp2", 2, ASSAY_PRECISION_BF16, ALLGATHER, ALL);
 }
 
 /* Without ep rows go to all etp ranks, as many as a rank's tokens have: NCCL's sizes follow from shapes, but where a capacity has let
