@@ -107,38 +107,11 @@ static void load_of_warp(void *const *lane)
     }
 }
 
-/* The published model of tensor cores: the terms of a step and the sum are cut to the grid of the largest of them, which has
- * guard_bits more than the accumulator, and the new sum is cut to fp32. */
-static float truncated_step(float c, const double *product, int terms, int guard_bits)
-{
-    double largest = fabs(static_cast<double>(c));
-    for (int k = 0; k < terms; ++k)
-        largest = fabs(product[k]) > largest ? fabs(product[k]) : largest;
-    double plain = static_cast<double>(c);
-    for (int k = 0; k < terms; ++k)
-        plain += product[k];
-    if (!(largest <= 3.4028234663852886e38) || largest == 0.0)
-        return static_cast<float>(plain); /* infinities and NaN; zeros */
-    const int e = ilogb(largest);
-    const double grid = ldexp(1.0, e - 23 - guard_bits);
-    double sum = trunc(static_cast<double>(c) / grid);
-    for (int k = 0; k < terms; ++k)
-        sum += trunc(product[k] / grid);
-    sum *= grid;
-    if (sum == 0.0)
-        return 0.0f;
-    const double unit = ldexp(1.0, ilogb(sum) < -126 ? -149 : ilogb(sum) - 23);
-    return static_cast<float>(trunc(sum / unit) * unit);
-}
-
 float matrix_step(float c, const double *product, int k, double exact)
 {
     if (!config().matrix_truncates)
         return static_cast<float>(exact);
-    const int terms = config().matrix_terms;
-    for (int x = 0; x < k; x += terms)
-        c = truncated_step(c, product + x, k - x < terms ? k - x : terms, config().matrix_guard_bits);
-    return c;
+    return truncated_sum(c, product, k);
 }
 
 /* Every step of 16: the products and their sum are exact enough in double, and rounded once.  ROWS x WIDTH sums at once, or each
@@ -183,34 +156,13 @@ __attribute__((target("avx2,fma"))) static void multiply_avx2(tiles &t, const ma
 {
     multiply_exact<2, 16, true>(t, b, rows, columns, k);
 }
-#if defined(__clang__) /* takes the widest vectors anyway, and knows no such word */
-#define WIDE_TARGET "avx512f"
-#else
-#define WIDE_TARGET "avx512f,prefer-vector-width=512"
-#endif
-__attribute__((target(WIDE_TARGET))) static void multiply_avx512(tiles &t, const matrix_row *b, int rows,
+__attribute__((target(SIM_WIDE_TARGET))) static void multiply_avx512(tiles &t, const matrix_row *b, int rows,
                                                                  int columns, int k)
 {
     multiply_exact<4, 32, true>(t, b, rows, columns, k);
 }
 static const bool has_avx512 = __builtin_cpu_supports("avx512f") != 0;
 #endif
-
-static void multiply_truncated(tiles &t, const matrix_row *b, int rows, int columns, int k)
-{
-    double product[step_k];
-    const int terms = config().matrix_terms, guard = config().matrix_guard_bits;
-    for (int i = 0; i < rows; ++i) {
-        for (int j = 0; j < columns; ++j) {
-            for (int s = 0; s < k; s += step_k) {
-                for (int x = 0; x < step_k; ++x)
-                    product[x] = t.a[i][s + x] * b[s + x][j];
-                for (int x = 0; x < step_k; x += terms)
-                    t.c[i][j] = truncated_step(t.c[i][j], product + x, terms, guard);
-            }
-        }
-    }
-}
 
 void matrix_multiply(tiles &t, const matrix_row *b, int rows, int columns, int k)
 {

@@ -31,6 +31,16 @@ struct tiles {
 tiles &matrix_tiles();
 /* c [rows][columns] += a [rows][k] b [k][columns], k ascending in steps of 16, by the model that is configured.  b: t.b, or another's. */
 void matrix_multiply(tiles &t, const matrix_row *b, int rows, int columns, int k);
+/* matrix_truncated.cpp: the same, and c + the sum of k products, under the truncating model. */
+void multiply_truncated(tiles &t, const matrix_row *b, int rows, int columns, int k);
+float truncated_sum(float c, const double *product, int k);
+
+/* Functions of loops over columns, where the processor has AVX-512. */
+#if defined(__clang__) /* takes the widest vectors anyway, and knows no such word */
+#define SIM_WIDE_TARGET "avx512f"
+#else
+#define SIM_WIDE_TARGET "avx512f,prefer-vector-width=512"
+#endif
 
 } /* namespace sim */
 

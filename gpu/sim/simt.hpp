@@ -199,9 +199,9 @@ const void *program_counter(const void *context); /* of a signal handler's */
 /* Between them the watchdog looks after this worker. */
 void watch_begin(worker &w);
 void watch_end(worker &w);
-/* The source lines of an address in the program, "kernel.cu:12 < caller.cu:40" where functions are inlined; "" when no
+/* The source lines of addresses in the program, each "kernel.cu:12 < caller.cu:40" where functions are inlined; "" when no
  * addr2line or no debug information knows them. */
-std::string source_lines(const void *pc);
+std::vector<std::string> source_lines(const std::vector<const void *> &pcs);
 /* source_place() writes into an array, because who abandons a block leaves its objects behind. */
 [[noreturn]] void report_promise(worker &w, const char *what, int line);
 void draw_order(worker &w);

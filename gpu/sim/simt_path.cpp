@@ -7,6 +7,7 @@
  * information and addr2line.  Without them, paths that differ in addresses alone count as one. */
 #include "simt.hpp"
 
+#include <map>
 #include <mutex>
 #include <set>
 #include <unwind.h>
@@ -98,12 +99,32 @@ void path_from(worker &, const void *pc, const void *, call_path *path)
 
 #endif
 
+/* Of calls, not of what follows them.  Each is asked for once. */
+static std::vector<std::string> lines_of_calls(const std::vector<const void *> &pcs)
+{
+    static std::mutex lock;
+    static std::map<const void *, std::string> *known = new std::map<const void *, std::string>;
+    std::lock_guard<std::mutex> hold(lock);
+    std::vector<const void *> unknown, calls;
+    for (const void *pc : pcs) {
+        if (known->emplace(pc, "").second) {
+            unknown.push_back(pc);
+            calls.push_back(static_cast<const char *>(pc) - 1);
+        }
+    }
+    const std::vector<std::string> answers = source_lines(calls);
+    for (size_t i = 0; i < unknown.size(); ++i)
+        (*known)[unknown[i]] = answers[i];
+    std::vector<std::string> out;
+    for (const void *pc : pcs)
+        out.push_back((*known)[pc]);
+    return out;
+}
+
 std::string path_text(const call_path &p)
 {
     std::string out;
-    for (int k = 0; k < p.n; ++k) {
-        const std::string lines =
-            source_lines(static_cast<const char *>(p.pc[k]) - 1); /* of the call, not of what follows */
+    for (const std::string &lines : lines_of_calls(std::vector<const void *>(p.pc, p.pc + p.n))) {
         if (lines.empty())
             return "";
         out += (out.empty() ? "" : " < ") + lines;
@@ -125,10 +146,14 @@ bool path_differs(const call_path &a, const call_path &b)
         if (alike->count(key) != 0)
             return false;
     }
+    std::vector<const void *> differ;
     for (int k = 0; k < a.n && k < b.n; ++k) {
-        const std::string left = path_text(call_path{{a.pc[k]}, 1}),
-                          right = path_text(call_path{{b.pc[k]}, 1});
-        if (!left.empty() && !right.empty() && left != right)
+        if (a.pc[k] != b.pc[k])
+            differ.insert(differ.end(), {a.pc[k], b.pc[k]});
+    }
+    const std::vector<std::string> lines = lines_of_calls(differ);
+    for (size_t i = 0; i < lines.size(); i += 2) {
+        if (!lines[i].empty() && !lines[i + 1].empty() && lines[i] != lines[i + 1])
             return true;
     }
     std::lock_guard<std::mutex> hold(lock);
