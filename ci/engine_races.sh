@@ -95,37 +95,56 @@ assay=$build/bin/assay engine=$PWD/$build/bin/assay-sim-races
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
-bad=0
-# NAME TRAFFIC COMMAND...: a program under every check of the simulator; what its kernels move goes to the file TRAFFIC.
+bad=0 jobs=0
+# NAME TRAFFIC COMMAND...: a program under every check of the simulator, as many side by side as there are processors; what its kernels move goes
+# to the file TRAFFIC.
 checked() {
-    local name=$1 moved=$2
+    ((jobs < $(nproc))) || one_ends
+    jobs=$((jobs + 1))
+    watched "$@" &
+}
+one_ends() {
+    wait -n || bad=1
+    jobs=$((jobs - 1))
+}
+watched() {
+    local name=$1 moved=$2 log
     shift 2
-    if ASSAY_SIM_TRAFFIC=$moved "$assay" sanitize "$@" >"$folder/log" 2>&1; then
-        printf 'races: %-24s %s\n' "$name" "$(tail -n 1 "$folder/log" | sed 's/^ *//')"
+    log=$(mktemp "$folder/log-XXXXXX")
+    if ASSAY_SIM_TRAFFIC=$moved "$assay" sanitize "$@" >"$log" 2>&1; then
+        printf 'races: %-24s %s\n' "$name" "$(tail -n 1 "$log" | sed 's/^ *//')"
     else
-        bad=1
-        cat "$folder/log"
-        echo "races: FAIL $name, again with: $assay sanitize $*"
+        printf '%s\nraces: FAIL %s, again with: %s\n' "$(<"$log")" "$name" "$assay sanitize $*"
+        return 1
     fi
 }
+finished() {
+    while ((jobs > 0)); do one_ends; done
+}
 
+if ((${#picked[@]} == 0)); then # the longest first
+    mapfile -t models < <(printf '%s\n' "${!steps[@]}" | LC_ALL=C sort)
+    for model in "${models[@]}"; do
+        read -ra options <<<"${steps[$model]}"
+        checked "a step of $model" "$folder/moved.$model" "$assay" bench --engine-program "$engine" "${options[@]}" --draw-weights 1 --precision bf16 \
+            --micro-batch-size 1 --steps 1 --warmup 1 --report "$folder/bench.$model"
+    done
+fi
 for c in "${picked[@]:-${cases[@]}}"; do
     layout=()
     [[ $c == */* ]] && layout=(--layout "${c#*/}")
-    checked "$c" "$folder/seen" "$assay" run --case "${c%%/*}" "${layout[@]}" --engine-program "$engine" --report "$folder/run"
+    checked "$c" "$folder/seen" "$assay" run --case "${c%%/*}" "${layout[@]}" --engine-program "$engine" --report "$folder/run.${c//\//.}"
 done
-((${#picked[@]} == 0)) || exit $bad
+if ((${#picked[@]} != 0)); then
+    finished
+    exit $bad
+fi
 for r in "${rungs[@]}"; do
     seed=${r##*/k}
     checked "$r" "$folder/seen" "$assay" certify --engine sim --program "$engine" --operation "${r%/*}" --campaign "$seed-$seed"
 done
 checked probe "$folder/seen" "$assay" probe --engine sim --program "$engine" --stride 6553700
-mapfile -t models < <(printf '%s\n' "${!steps[@]}" | LC_ALL=C sort)
-for model in "${models[@]}"; do
-    read -ra options <<<"${steps[$model]}"
-    checked "a step of $model" "$folder/moved.$model" "$assay" bench --engine-program "$engine" "${options[@]}" --draw-weights 1 --precision bf16 \
-        --micro-batch-size 1 --steps 1 --warmup 1 --report "$folder/bench"
-done
+finished
 
 # MODEL FILE: lines of the table, of all processes that wrote to the file.
 moved() {

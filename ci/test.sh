@@ -21,10 +21,40 @@ step() {
         printf 'pass  %-28s %4d s\n' "$name" $((SECONDS - t))
         return 0
     fi
-    failed=$((failed + 1))
-    printf 'FAIL  %-28s %4d s   (log: %s; again with: %s)\n' "$name" $((SECONDS - t)) "$log/$name.log" "$*"
-    tail -n 40 "$log/$name.log"
+    failed_step "$name" $((SECONDS - t)) "$*"
     return 1
+}
+failed_step() { # NAME SECONDS COMMAND
+    failed=$((failed + 1))
+    printf 'FAIL  %-28s %4d s   (log: %s; again with: %s)\n' "$1" "$2" "$log/$1.log" "$3"
+    tail -n 40 "$log/$1.log"
+}
+# beside NAME COMMAND...: begins a stage that uses one processor; `together` waits for all that were begun and counts them.
+begun=()
+beside() {
+    local name=$1
+    shift
+    begun+=("$name")
+    rm -f "$log/$name.code" # of an earlier run
+    {
+        local t=$SECONDS code=0
+        "$@" >"$log/$name.log" 2>&1 || code=$?
+        echo "$code $((SECONDS - t)) $*" >"$log/$name.code"
+    } &
+}
+together() {
+    local name code took command
+    wait
+    for name in "${begun[@]}"; do
+        read -r code took command <"$log/$name.code" || code=none took=0 command="(it was not started)"
+        if [[ $code == 0 ]]; then
+            passed=$((passed + 1))
+            printf 'pass  %-28s %4d s\n' "$name" "$took"
+        else
+            failed_step "$name" "$took" "$command"
+        fi
+    done
+    begun=()
 }
 finish() {
     echo "tests took $((SECONDS - started)) s"
@@ -122,8 +152,9 @@ step engine-races ci/engine_races.sh
 step selftest build/release/bin/assay selftest
 step mutants ci/mutants.sh --fast
 step parity build/release/bin/assay run --report build/test-report
-step kills ci/kills.sh --steps 8 --runs 2 # of the 300 and 100 that it does by itself
-step install ci/install_check.sh
-step package ci/package.sh
-step fuzz ci/fuzz.sh # of hours by hand
+step kills ci/kills.sh --steps 8 --runs 2 # of the 300 and 100 that it does by itself; alone, because it looks for names in /dev/shm
+beside install ci/install_check.sh
+beside package ci/package.sh
+beside fuzz ci/fuzz.sh # of hours by hand
+together
 finish

@@ -36,6 +36,7 @@ set(CPACK_DEBIAN_PACKAGE_SECTION science)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_PACKAGE_SUGGESTS "libjansson-dev, libsodium-dev, libutf8proc-dev, bash-completion")
 set(CPACK_DEBIAN_COMPRESSION_TYPE xz)
+set(CPACK_THREADS 0) # as many as there are processors
 set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "judge of two implementations of one LLM training stack")
 set(CPACK_DEBIAN_PACKAGE_DESCRIPTION "A reference on the CPU in double precision and an engine in C and
 CUDA C train the same dense or mixture-of-experts transformer in any

@@ -178,6 +178,17 @@ int assay_pwrite_all(int fd, const void *data, int64_t bytes, int64_t offset)
 }
 
 /* Some file systems cannot sync a folder and say EINVAL; there is nothing more to do on them. */
+/* The memory has to be ours: without one, glibc's setvbuf heeds no size, and writes go out in blocks of the file system. */
+void *assay_buffer_file(FILE *f)
+{
+    const size_t bytes = 1 << 16;
+    char *buffer = malloc(bytes);
+    if (buffer == NULL || setvbuf(f, buffer, _IOFBF, bytes) == 0)
+        return buffer;
+    free(buffer); /* refused */
+    return NULL;
+}
+
 assay_status assay_sync_file(int fd, const char *path)
 {
     const char *word = getenv("ASSAY_FSYNC");

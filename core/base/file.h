@@ -4,6 +4,7 @@
 
 #include "core/base/status.h"
 #include <stdint.h>
+#include <stdio.h>
 
 ASSAY_BEGIN_DECLS
 
@@ -20,6 +21,9 @@ void assay_scratch_remove(const char *dir);
 assay_status assay_write_file(const char *path, const void *data, uint64_t bytes);
 /* pwrite until all is written: 0, or errno (ENOSPC where nothing more is taken without a word). */
 int assay_pwrite_all(int fd, const void *data, int64_t bytes, int64_t offset);
+/* Makes f write in blocks of 64 KiB.  Before its first output; the buffer is freed by the caller once f is closed.  NULL: no memory, and f keeps
+ * its own. */
+void *assay_buffer_file(FILE *f);
 /* fsync; nothing where the environment says ASSAY_FSYNC=0, as `assay run` does for what its tasks write into their scratch
  * folders.  `path` is for the message. */
 assay_status assay_sync_file(int fd, const char *path);

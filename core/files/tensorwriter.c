@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 #define MAX_HEADER_BYTES ((size_t)100000000)
-enum { BUFFER_BYTES = 1 << 16, KEPT_BYTES = 1 << 20 };
+enum { KEPT_BYTES = 1 << 20 };
 
 typedef struct tensor {
     char *name;
@@ -82,15 +82,6 @@ static int open_nameless(const char *path)
     return open(folder, O_RDWR | O_TMPFILE | O_CLOEXEC, 0666);
 }
 
-/* Many tensors are small.  The memory has to be ours: without one, glibc's setvbuf heeds no size, and writes go out in blocks of the
- * file system. */
-static void buffer_file(FILE *f, char **buffer)
-{
-    *buffer = malloc(BUFFER_BYTES);
-    if (*buffer)
-        setvbuf(f, *buffer, _IOFBF, BUFFER_BYTES); /* refused, it keeps its own */
-}
-
 /* The file of add_spooled never has a name for longer than it takes to open it. */
 static assay_status open_spool(assay_tensorwriter *w)
 {
@@ -107,7 +98,7 @@ static assay_status open_spool(assay_tensorwriter *w)
     }
     w->spool = fdopen(fd, "w+b");
     if (w->spool) {
-        buffer_file(w->spool, &w->spool_buffer);
+        w->spool_buffer = assay_buffer_file(w->spool);
         return ASSAY_OK;
     }
     close(fd);
@@ -121,7 +112,7 @@ static assay_status open_temp(assay_tensorwriter *w)
         ASSAY_TRY(name_temp(w, &fd));
     w->file = fdopen(fd, "wb");
     if (w->file) {
-        buffer_file(w->file, &w->file_buffer);
+        w->file_buffer = assay_buffer_file(w->file); /* many tensors are small */
         return ASSAY_OK;
     }
     close(fd);

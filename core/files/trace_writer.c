@@ -17,7 +17,6 @@
 
 /* A trace is held against accidents, not against somebody who makes two contents of one hash: at memory speed. */
 static const assay_hash_kind CONTENT_HASH = ASSAY_HASH_XXH3;
-enum { BUFFER_BYTES = 1 << 16 };
 
 /* What a later record that names this one must know about it. */
 typedef struct written {
@@ -54,9 +53,7 @@ static assay_status create_lines(assay_trace_writer *w)
         close(fd);
         ASSAY_FAIL(ASSAY_OUT_OF_MEMORY, "%s: out of memory", w->path);
     }
-    w->buffer = malloc(BUFFER_BYTES); /* without it glibc's setvbuf heeds no size */
-    if (w->buffer)
-        setvbuf(w->lines, w->buffer, _IOFBF, BUFFER_BYTES); /* refused, it keeps its own */
+    w->buffer = assay_buffer_file(w->lines);
     return ASSAY_OK;
 }
 

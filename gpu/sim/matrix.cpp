@@ -16,7 +16,6 @@ namespace sim
 {
 
 constexpr unsigned fragment_magic = 0x4d4d4131u;
-constexpr int step_k = 16;
 
 [[noreturn]] void report_matrix(worker &w, const char *kind, int line, const char *what)
 {
@@ -112,75 +111,6 @@ float matrix_step(float c, const double *product, int k, double exact)
     if (!config().matrix_truncates)
         return static_cast<float>(exact);
     return truncated_sum(c, product, k);
-}
-
-/* Every step of 16: the products and their sum are exact enough in double, and rounded once.  ROWS x WIDTH sums at once, or each
- * addition waits for the one before, and b is read anew for every row.  FMA: a product of two operands of matrix units is exact in
- * double, so that the bits are the same. */
-template <int ROWS, int WIDTH, bool FMA>
-static inline __attribute__((always_inline)) void multiply_block(tiles &t, const matrix_row *b, int i, int j,
-                                                                 int k)
-{
-    for (int s = 0; s < k; s += step_k) {
-        double sum[ROWS][WIDTH];
-        for (int r = 0; r < ROWS; ++r)
-            for (int y = 0; y < WIDTH; ++y)
-                sum[r][y] = static_cast<double>(t.c[i + r][j + y]);
-        for (int x = s; x < s + step_k; ++x)
-            for (int r = 0; r < ROWS; ++r)
-                for (int y = 0; y < WIDTH; ++y)
-                    sum[r][y] = FMA ? __builtin_fma(t.a[i + r][x], b[x][j + y], sum[r][y])
-                                    : sum[r][y] + t.a[i + r][x] * b[x][j + y];
-        for (int r = 0; r < ROWS; ++r)
-            for (int y = 0; y < WIDTH; ++y)
-                t.c[i + r][j + y] = static_cast<float>(sum[r][y]);
-    }
-}
-template <int ROWS, int WIDTH, bool FMA>
-static inline __attribute__((always_inline)) void multiply_exact(tiles &t, const matrix_row *b, int rows,
-                                                                 int columns, int k)
-{
-    static_assert(16 % ROWS == 0, "tiles have whole sixteens of rows");
-    int j = 0;
-    for (; j + WIDTH <= columns; j += WIDTH)
-        for (int i = 0; i < rows; i += ROWS)
-            multiply_block<ROWS, WIDTH, FMA>(t, b, i, j, k);
-    for (; j < columns; j += 8)
-        for (int i = 0; i < rows; i += ROWS)
-            multiply_block<ROWS, 8, FMA>(t, b, i, j, k);
-}
-
-#if defined(__x86_64__)
-__attribute__((target("avx2,fma"))) static void multiply_avx2(tiles &t, const matrix_row *b, int rows,
-                                                              int columns, int k)
-{
-    multiply_exact<2, 16, true>(t, b, rows, columns, k);
-}
-__attribute__((target(SIM_WIDE_TARGET))) static void multiply_avx512(tiles &t, const matrix_row *b, int rows,
-                                                                 int columns, int k)
-{
-    multiply_exact<4, 32, true>(t, b, rows, columns, k);
-}
-static const bool has_avx512 = __builtin_cpu_supports("avx512f") != 0;
-#endif
-
-void matrix_multiply(tiles &t, const matrix_row *b, int rows, int columns, int k)
-{
-    if (config().matrix_truncates) {
-        multiply_truncated(t, b, rows, columns, k);
-        return;
-    }
-#if defined(__x86_64__)
-    if (config().fma && has_avx512) {
-        multiply_avx512(t, b, rows, columns, k);
-        return;
-    }
-    if (config().fma) {
-        multiply_avx2(t, b, rows, columns, k);
-        return;
-    }
-#endif
-    multiply_exact<1, 32, false>(t, b, rows, columns, k);
 }
 
 static double widened(uint16_t bits)

@@ -1,4 +1,4 @@
-/* How matrix units add (matrix.cpp), for matrix.cpp, wmma.cpp and wgmma.cpp. */
+/* How matrix units add (matrix_multiply.cpp), for matrix.cpp, wmma.cpp and wgmma.cpp. */
 #ifndef ASSAY_SIM_MATRIX_HPP
 #define ASSAY_SIM_MATRIX_HPP
 
@@ -18,7 +18,7 @@ static inline int result_column(int lane, int r)
     return 2 * (lane & 3) + (r & 1);
 }
 
-constexpr int most_rows = 64, most_columns = 256, most_k = 256;
+constexpr int most_rows = 64, most_columns = 256, most_k = 256, step_k = 16;
 
 /* Rows are a line longer than what they hold: at distances of a power of two they would share few lines of the cache. */
 typedef double matrix_row[most_columns + 8];
@@ -31,16 +31,8 @@ struct tiles {
 tiles &matrix_tiles();
 /* c [rows][columns] += a [rows][k] b [k][columns], k ascending in steps of 16, by the model that is configured.  b: t.b, or another's. */
 void matrix_multiply(tiles &t, const matrix_row *b, int rows, int columns, int k);
-/* matrix_truncated.cpp: the same, and c + the sum of k products, under the truncating model. */
-void multiply_truncated(tiles &t, const matrix_row *b, int rows, int columns, int k);
+/* c + the sum of k products under the truncating model. */
 float truncated_sum(float c, const double *product, int k);
-
-/* Functions of loops over columns, where the processor has AVX-512. */
-#if defined(__clang__) /* takes the widest vectors anyway, and knows no such word */
-#define SIM_WIDE_TARGET "avx512f"
-#else
-#define SIM_WIDE_TARGET "avx512f,prefer-vector-width=512"
-#endif
 
 } /* namespace sim */
 

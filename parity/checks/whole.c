@@ -62,11 +62,14 @@ static void compare_slice(const subject *s, int64_t first, int64_t n, double clu
         for (int k = 0; k < runs; k++) {
             p[k] = s->perturbed[k][i] - s->truth[i];
             for (int l = 0; l <= k; l++)
-                gram[l][k] = gram[k][l] += p[k] * p[l];
+                gram[k][l] += p[k] * p[l];
         }
     }
-    for (int k = 0; k < runs; k++)
+    for (int k = 0; k < runs; k++) {
         spread += gram[k][k];
+        for (int l = 0; l < k; l++)
+            gram[l][k] = gram[k][l];
+    }
     const int precision = assay_dtype_precision(s->stored);
     const double unit = ldexp(1.0, -(precision > 24 || precision == 0 ? 24 : precision));
     *error = sqrt(e);

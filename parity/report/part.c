@@ -57,17 +57,13 @@ static void set_numbers(parity_result *r, const numbers *x)
     memcpy(r->index, x->index, sizeof r->index);
 }
 
-enum { BUFFER_BYTES = 1 << 16 };
-
 /* Number of results, then for each its numbers, its texts and what is drawn of it. */
 assay_status parity_report_save_part(const parity_report *r, const char *path)
 {
     const int64_t n = parity_report_count(r);
     FILE *f = fopen(path, "wb");
     ASSAY_CHECK(f != NULL, ASSAY_IO, "%s: %s", path, strerror(errno));
-    char *buffer = malloc(BUFFER_BYTES); /* without it glibc's setvbuf heeds no size */
-    if (buffer != NULL)
-        setvbuf(f, buffer, _IOFBF, BUFFER_BYTES);
+    void *buffer = assay_buffer_file(f);
     bool ok = fwrite(&n, sizeof n, 1, f) == 1;
     for (int64_t i = 0; i < n && ok; i++) {
         const parity_result *x = parity_report_at(r, i);

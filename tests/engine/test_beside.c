@@ -30,12 +30,13 @@ static const char *write_inputs(void)
     return model;
 }
 
-static void same_bits(const char *layout, int world, const char *always, const char *words)
+/* In so many orders of the streams; the file "off" is of the run without `words`. */
+static void same_bits_in(int orders, const char *layout, int world, const char *always, const char *words)
 {
     const char *model = write_inputs();
     ENGINE_RUN(world, "step --model %s --batch %s --layout %s %s --out %s " OPTIONS, model,
                engine_file("train"), layout, always, engine_file("off"));
-    for (int seed = 0; seed < 3; seed++) {
+    for (int seed = 0; seed < orders; seed++) {
         engine_set_stream_seed(seed);
         ENGINE_RUN(world, "step --model %s --batch %s --layout %s %s %s --out %s " OPTIONS, model,
                    engine_file("train"), layout, always, words, engine_file("on"));
@@ -43,12 +44,17 @@ static void same_bits(const char *layout, int world, const char *always, const c
     }
 }
 
+static void same_bits(const char *layout, int world, const char *always, const char *words)
+{
+    same_bits_in(3, layout, world, always, words);
+}
+
 /* The fault takes one event away: in some order of the streams the result is another one. */
 static void must_show(const char *layout, const char *words, const char *fault)
 {
     char line[4 * ENGINE_PATH];
     int64_t differ = 0;
-    same_bits(layout, 2, "--precision fp32", words);
+    same_bits_in(1, layout, 2, "--precision fp32", words);
     for (int seed = 0; seed < 8 && differ == 0; seed++) {
         engine_set_stream_seed(seed);
         snprintf(
