@@ -80,6 +80,9 @@ struct state {
     uint32_t launch = 0;
     std::vector<race_launch> launches{race_launch{}};
     race_clock clock; /* of the stream whose work runs */
+    /* The launch that was last asked for, and whether it was over before this one: thousands of accesses ask in a row. */
+    uint32_t asked = 0;
+    bool over = false;
     std::map<uintptr_t, location> locations;
     /* By block, the steps of its threads that were over at the grid's barrier: those of the last one, which every block knows,
      * and of the one that blocks have begun to wait at. */
@@ -192,6 +195,7 @@ void race_work(race_clock &stream, uint64_t id, const char *name)
     const uint64_t piece = ++stream.at[id];
     s.clock = stream;
     s.launch = static_cast<uint32_t>(s.launches.size());
+    s.asked = 0;
     s.launches.push_back(race_launch{name, id, piece, {1, 1, 1}, {1, 1, 1}, false});
     s.locations.clear();
     s.met.clear();
@@ -345,11 +349,15 @@ race_access race_now(const worker &w, bool write, const void *pc)
 
 bool race_before(const race_access &past)
 {
-    const state &s = the();
+    state &s = the();
     if (past.launch != s.launch) {
-        const race_launch &l = s.launches[past.launch];
-        const auto it = s.clock.at.find(l.stream);
-        return it != s.clock.at.end() && it->second >= l.piece;
+        if (past.launch != s.asked) {
+            const race_launch &l = s.launches[past.launch];
+            const auto it = s.clock.at.find(l.stream);
+            s.asked = past.launch;
+            s.over = it != s.clock.at.end() && it->second >= l.piece;
+        }
+        return s.over;
     }
     if (!s.launches[s.launch].kernel) /* a copy's own source and destination */
         return true;

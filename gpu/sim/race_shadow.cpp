@@ -269,18 +269,21 @@ void check_races(uintptr_t at, size_t bytes, const race_access &now, bool shared
 {
     race_access found;
     const uintptr_t end = at + bytes;
+    page *p = nullptr;
     for (uintptr_t word = at / 4 * 4; word < end; word += 4) {
-        page *p = page_of(word, true);
-        if (p == nullptr)
-            return;
-        if (!p->apart && word % page_bytes == 0 && word >= at && end - word >= page_bytes) {
-            const race_access *bad = visit(p->all, now, shared, found); /* copies of whole pages */
-            if (bad != nullptr)
-                report_race(reinterpret_cast<const void *>(word), now, *bad, shared);
-            word += page_bytes - 4;
-            continue;
+        if (p == nullptr || word % page_bytes == 0) {
+            p = page_of(word, true);
+            if (p == nullptr)
+                return;
+            if (!p->apart && word % page_bytes == 0 && word >= at && end - word >= page_bytes) {
+                const race_access *bad = visit(p->all, now, shared, found); /* copies of whole pages */
+                if (bad != nullptr)
+                    report_race(reinterpret_cast<const void *>(word), now, *bad, shared);
+                word += page_bytes - 4;
+                continue;
+            }
+            take_apart(*p);
         }
-        take_apart(*p);
         cell &c = p->word[word % page_bytes / 4];
         const bool whole = word >= at && word + 4 <= end;
         if (!whole && c.bytes == nullptr) {
@@ -329,7 +332,11 @@ void race_check(worker &w, const void *ptr, size_t bytes, const race_access &now
     const uintptr_t at = reinterpret_cast<uintptr_t>(ptr);
     bool guard = false, unwritten = true, coming = false;
     each_page(at, bytes, false, [&](page &p, size_t from, size_t n) {
-        for (size_t i = from; i < from + n; ++i) {
+        uint8_t any = BYTE_PLAIN;
+        for (size_t i = from; i < from + n; ++i)
+            any |= p.byte[i];
+        unwritten = unwritten && any != BYTE_PLAIN;
+        for (size_t i = from; i < from + n && any != BYTE_PLAIN; ++i) {
             guard = guard || p.byte[i] == BYTE_GUARD;
             unwritten = unwritten && p.byte[i] == BYTE_UNWRITTEN;
             coming = coming || p.byte[i] == BYTE_COMING;
