@@ -167,7 +167,7 @@ static void add_attention(parity_ask *q, int64_t n, int64_t heads, int64_t group
         }
     }
     parity_ask_begin(q, "attention_bwd");
-    for (int64_t i = 0; i < n * heads * d && q->st == ASSAY_OK; i++)
+    for (int64_t i = 0; i < n * heads * d && q->st == ASSAY_OK && !q->off; i++)
         dout[i] = (i % d + i / d) % ((d + 7) / 8) == 0 ? (float)parity_lattice(q, i) : 0.0f;
     parity_ask_floats(q, "do", 3, (int64_t[]){n, heads, d}, dout);
     parity_ask_floats(q, "q", 3, (int64_t[]){n, heads, d}, query);

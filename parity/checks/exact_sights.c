@@ -150,6 +150,8 @@ static void ask_attrs(parity_ask *q, const sight *s, const heads *h)
 static void ask(parity_ask *q, const sight *s, const heads *h, parity_fill value)
 {
     parity_ask_begin(q, "attention_fwd");
+    if (q->off) /* who asks for another operation does not wait for these numbers */
+        return;
     ask_scores(q, s, h);
     parity_ask_real(q, "v", q->act, 3, (int64_t[]){h->batch * s->keys, h->groups, h->dv}, value);
     ask_attrs(q, s, h);
@@ -226,6 +228,8 @@ static void ask_backward(parity_ask *q, const sight *s, const heads *h, bool unb
 {
     static const enum input inputs[] = {DOUT, QUERY, KEY, VALUE, OUT};
     parity_ask_begin(q, "attention_bwd");
+    if (q->off)
+        return;
     for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++)
         ask_input(q, s, h, inputs[i], unbound);
     parity_ask_real(q, "lse", ASSAY_F32, 2, (int64_t[]){h->batch * s->queries, h->heads}, parity_zero);
