@@ -182,6 +182,19 @@ static inline void hold_case(gpu_ctx *ctx, const op_law *l, const char *variant,
     call_end(&c);
 }
 
+/* Under the address sanitizer rows take turns: it looks for accesses, which the sign of the data does not change, and a case takes ten times
+ * as long.  Other builds judge every row with all data. */
+static inline bool takes(int row, int mode)
+{
+#if defined(__SANITIZE_ADDRESS__)
+    return row % DATA_MODES == mode;
+#else
+    (void)row;
+    (void)mode;
+    return true;
+#endif
+}
+
 /* The whole table of one law. */
 static inline void hold(const op_law *l)
 {
@@ -195,7 +208,8 @@ static inline void hold(const op_law *l)
         for (int a = 0; a < (l->one_act ? 1 : 2); ++a)
             for (int m = 0; m < DATA_MODES; ++m)
                 for (int i = 0; i < l->n; ++i)
-                    hold_case(&ctx, l, variant, acts[a], (data_mode)m, i);
+                    if (takes(i, m))
+                        hold_case(&ctx, l, variant, acts[a], (data_mode)m, i);
     }
     gpu_ctx_destroy(&ctx);
 }
@@ -223,7 +237,8 @@ static inline void hold_rung(const op_law *l, int rung)
     for (int i = 0; i < l->n; ++i) {
         cr_assert_eq(rung_of(&ctx, l, ASSAY_BF16, l->sizes[i].d), rung, "%s, row %d", l->op, i);
         for (int m = 0; m < DATA_MODES; ++m)
-            hold_case(&ctx, l, variant, ASSAY_BF16, (data_mode)m, i);
+            if (takes(i, m))
+                hold_case(&ctx, l, variant, ASSAY_BF16, (data_mode)m, i);
     }
     gpu_ctx_destroy(&ctx);
 }
