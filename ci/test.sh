@@ -29,7 +29,7 @@ failed_step() { # NAME SECONDS COMMAND
     printf 'FAIL  %-28s %4d s   (log: %s; again with: %s)\n' "$1" "$2" "$log/$1.log" "$3"
     tail -n 40 "$log/$1.log"
 }
-# beside NAME COMMAND...: begins a stage that uses one processor; `together` waits for all that were begun and counts them.
+# beside NAME COMMAND...: begins a stage that leaves a processor idle most of its time; `together` waits for all that were begun and counts them.
 begun=()
 beside() {
     local name=$1

@@ -177,7 +177,6 @@ int assay_pwrite_all(int fd, const void *data, int64_t bytes, int64_t offset)
     return 0;
 }
 
-/* Some file systems cannot sync a folder and say EINVAL; there is nothing more to do on them. */
 /* The memory has to be ours: without one, glibc's setvbuf heeds no size, and writes go out in blocks of the file system. */
 void *assay_buffer_file(FILE *f)
 {
@@ -189,6 +188,7 @@ void *assay_buffer_file(FILE *f)
     return NULL;
 }
 
+/* Some file systems cannot sync a folder and say EINVAL; there is nothing more to do on them. */
 assay_status assay_sync_file(int fd, const char *path)
 {
     const char *word = getenv("ASSAY_FSYNC");

@@ -8,7 +8,6 @@
 
 #include "assay_sim_float.h"
 
-#include <math.h>
 #include <memory>
 #include <string.h>
 
