@@ -2,6 +2,7 @@
 #ifndef ASSAY_CORE_CHECKPOINT_INTERNAL_H
 #define ASSAY_CORE_CHECKPOINT_INTERNAL_H
 
+#include "core/base/json_text.h"
 #include "core/files/checkpoint.h"
 #include "core/files/tensorfile.h"
 #include "core/model/optimizer.h"
@@ -106,7 +107,8 @@ struct assay_checkpoint_writer {
     int rank, world;
     assay_checkpoint_plan plan;
     assay_open_shard *files; /* [shards] */
-    json_t *pieces;
+    json_t *pieces;          /* of an asynchronous save */
+    assay_json_text said;    /* else: the array of pieces that this rank has added */
     bool finished, sealed;
     int memory; /* file in memory that takes the pieces of an asynchronous save; -1: the shards do */
     int64_t memory_bytes; /* in it */
@@ -138,9 +140,9 @@ assay_status assay_checkpoint_writer_attach(assay_checkpoint_writer **out, const
 #define ASSAY_RANK_HASHES "hashes"
 /* Of a piece, while it is staged: tells apart what nobody made to collide.  What is published has SHA-256. */
 void assay_checkpoint_piece_hash(const void *data, int64_t bytes, char out[ASSAY_HASH_HEX]);
-/* Complete when its name is there. */
+/* Complete when its name is there.  Ends the text. */
 assay_status assay_checkpoint_rank_save(const assay_checkpoint_writer *w, const char *word,
-                                        const json_t *said);
+                                        assay_json_text *said);
 /* ASSAY_NOT_FOUND: the rank has not said it. */
 assay_status assay_checkpoint_rank_load(const assay_checkpoint_writer *w, const char *word, int rank,
                                         json_t **said);

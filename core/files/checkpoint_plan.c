@@ -116,41 +116,70 @@ static int compare_in_file(const void *pa, const void *pb)
     return a->dtype != b->dtype ? (a->dtype > b->dtype ? -1 : 1) : strcmp(a->name, b->name);
 }
 
-static json_t *entry_of(const assay_checkpoint_plan *p, const assay_planned_tensor *t, int64_t at)
+static int compare_names(const void *pa, const void *pb)
 {
-    const assay_hf_part *h = &p->content.spec->params[t->param].parts[t->part];
-    json_t *shape = json_array();
+    const assay_planned_tensor *a = *(assay_planned_tensor *const *)pa,
+                               *b = *(assay_planned_tensor *const *)pb;
+    return strcmp(a->name, b->name);
+}
+
+static assay_status check_names(assay_planned_tensor **list, int64_t n)
+{
+    qsort(list, (size_t)n, sizeof(assay_planned_tensor *), compare_names);
+    for (int64_t i = 1; i < n; i++)
+        ASSAY_CHECK(strcmp(list[i - 1]->name, list[i]->name) != 0, ASSAY_INTERNAL,
+                    "checkpoint: two tensors are named %s", list[i]->name);
+    return ASSAY_OK;
+}
+
+static void put_entry(assay_json_text *t, const assay_checkpoint_plan *p, const assay_planned_tensor *x,
+                      int64_t at)
+{
+    const assay_hf_part *h = &p->content.spec->params[x->param].parts[x->part];
+    assay_json_text_key(t, x->name);
+    assay_json_text_open(t, '{');
+    assay_json_text_key(t, "dtype");
+    assay_json_text_string(t, assay_dtype_name(x->dtype));
+    assay_json_text_key(t, "shape");
+    assay_json_text_open(t, '[');
     for (int d = 0; d < h->ndim; d++)
-        json_array_append_new(shape, json_integer(h->shape[d]));
-    return json_pack("{s:s, s:o, s:[I,I]}", "dtype", assay_dtype_name(t->dtype), "shape", shape,
-                     "data_offsets", (json_int_t)at, (json_int_t)(at + t->bytes));
+        assay_json_text_integer(t, h->shape[d]);
+    assay_json_text_close(t, ']');
+    assay_json_text_key(t, "data_offsets");
+    assay_json_text_open(t, '[');
+    assay_json_text_integer(t, at);
+    assay_json_text_integer(t, at + x->bytes);
+    assay_json_text_close(t, ']');
+    assay_json_text_close(t, '}');
 }
 
 /* The header of the shard whose tensors `in_file` [n] are, and their places. */
 static assay_status place(assay_checkpoint_plan *p, assay_planned_shard *shard,
                           assay_planned_tensor **in_file, int64_t n)
 {
-    json_t *header = json_pack("{s:{s:s}}", "__metadata__", "format", "pt"); /* transformers demands it */
+    assay_json_text text = {0};
     assay_status st = ASSAY_OK;
-    char *text = NULL;
     int64_t at = 0;
-    ASSAY_CHECK(header != NULL, ASSAY_OUT_OF_MEMORY, "checkpoint: header of a shard");
+    ASSAY_TRY(check_names(in_file, n));
     qsort(in_file, (size_t)n, sizeof(assay_planned_tensor *), compare_in_file);
+    assay_json_text_open(&text, '{');
+    assay_json_text_key(&text, "__metadata__"); /* transformers demands it */
+    assay_json_text_open(&text, '{');
+    assay_json_text_key(&text, "format");
+    assay_json_text_string(&text, "pt");
+    assay_json_text_close(&text, '}');
     for (int64_t i = 0; i < n; i++) {
-        ASSAY_CHECK_GOTO(json_object_get(header, in_file[i]->name) == NULL, ASSAY_INTERNAL, st, done,
-                         "checkpoint: two tensors are named %s", in_file[i]->name);
-        ASSAY_CHECK_GOTO(json_object_set_new(header, in_file[i]->name, entry_of(p, in_file[i], at)) == 0,
-                         ASSAY_OUT_OF_MEMORY, st, done, "checkpoint: header of a shard");
+        put_entry(&text, p, in_file[i], at);
         at += in_file[i]->bytes;
     }
-    text = json_dumps(header, JSON_COMPACT);
-    ASSAY_CHECK_GOTO(text != NULL, ASSAY_OUT_OF_MEMORY, st, done, "checkpoint: header of a shard");
-    const size_t used = strlen(text), padded = (used + 7) / 8 * 8;
+    assay_json_text_close(&text, '}');
+    ASSAY_TRY_GOTO(assay_json_text_end(&text, "checkpoint: header of a shard"), st, done);
+    const size_t used = text.n, padded = (used + 7) / 8 * 8;
     shard->header = malloc(padded + 8);
     ASSAY_CHECK_GOTO(shard->header != NULL, ASSAY_OUT_OF_MEMORY, st, done, "checkpoint: %zu bytes", padded);
     for (int i = 0; i < 8; i++)
         shard->header[i] = (char)((uint64_t)padded >> (8 * i) & 0xff);
-    memcpy(shard->header + 8, text, used);
+    memcpy(shard->header + 8, text.text, used);
     memset(shard->header + 8 + used, ' ', padded - used);
     shard->header_bytes = (int64_t)padded + 8;
     shard->bytes = shard->header_bytes + at;
@@ -160,8 +189,7 @@ static assay_status place(assay_checkpoint_plan *p, assay_planned_shard *shard,
         at += in_file[i]->bytes;
     }
 done:
-    free(text);
-    json_decref(header);
+    assay_json_text_free(&text);
     return st;
 }
 

@@ -21,14 +21,18 @@ void assay_checkpoint_lock_file(char *out, const char *dir, int rank)
 }
 
 assay_status assay_checkpoint_rank_save(const assay_checkpoint_writer *w, const char *word,
-                                        const json_t *said)
+                                        assay_json_text *said)
 {
     char path[ASSAY_CHECKPOINT_PATH + 64], part[ASSAY_CHECKPOINT_PATH + 72];
     assay_checkpoint_rank_file(path, w->tmp, word, w->rank);
     snprintf(part, sizeof part, "%s.part", path);
+    ASSAY_TRY(assay_json_text_end(said, path));
     /* Read by the other ranks before publication, which removes it: nothing to sync. */
-    ASSAY_CHECK(said != NULL && json_dump_file(said, part, JSON_COMPACT) == 0 && rename(part, path) == 0,
-                ASSAY_IO, "%s: cannot write: %s", path, strerror(errno));
+    FILE *f = fopen(part, "wbe");
+    ASSAY_CHECK(f != NULL, ASSAY_IO, "%s: cannot write: %s", part, strerror(errno));
+    const bool written = fwrite(said->text, 1, said->n, f) == said->n;
+    ASSAY_CHECK(fclose(f) == 0 && written && rename(part, path) == 0, ASSAY_IO, "%s: cannot write: %s", path,
+                strerror(errno));
     return ASSAY_OK;
 }
 

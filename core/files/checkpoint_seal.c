@@ -271,7 +271,10 @@ static assay_status write_hashes(seal *s)
 {
     json_t *all = json_pack("{s:O, s:O, s:O}", "tensors", s->tensors, "files", s->files, "differing_replicas",
                             s->differing);
-    const assay_status st = assay_checkpoint_rank_save(s->w, ASSAY_RANK_HASHES, all);
+    assay_json_text text = {0};
+    assay_json_text_value(&text, all);
+    const assay_status st = assay_checkpoint_rank_save(s->w, ASSAY_RANK_HASHES, &text);
+    assay_json_text_free(&text);
     json_decref(all);
     return st;
 }

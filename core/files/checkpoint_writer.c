@@ -110,6 +110,7 @@ static assay_status alloc_writer(assay_checkpoint_writer *w, const assay_checkpo
 {
     ASSAY_TRY(assay_checkpoint_plan_make(&w->plan, content));
     w->pieces = json_array();
+    assay_json_text_open(&w->said, '[');
     w->files = calloc((size_t)w->plan.n_shards + 1, sizeof *w->files);
     ASSAY_CHECK(w->pieces != NULL && w->files != NULL, ASSAY_OUT_OF_MEMORY, "checkpoint writer: %lld shards",
                 (long long)w->plan.n_shards);
@@ -193,6 +194,7 @@ void assay_checkpoint_writer_destroy(assay_checkpoint_writer *w)
         close(w->memory);
     assay_checkpoint_plan_free(&w->plan);
     json_decref(w->pieces);
+    assay_json_text_free(&w->said);
     free(w);
 }
 
@@ -241,6 +243,23 @@ static assay_status check_piece(const assay_checkpoint_writer *w, int family, in
     return ASSAY_OK;
 }
 
+/* As assay_shard_to_json. */
+static void put_segments(assay_json_text *t, const assay_shard *s)
+{
+    assay_json_text_open(t, '[');
+    for (int d = 0; d < s->ndim; d++) {
+        assay_json_text_open(t, '[');
+        for (int i = 0; i < s->n_segments[d]; i++) {
+            assay_json_text_open(t, '[');
+            assay_json_text_integer(t, s->segments[d][i].start);
+            assay_json_text_integer(t, s->segments[d][i].length);
+            assay_json_text_close(t, ']');
+        }
+        assay_json_text_close(t, ']');
+    }
+    assay_json_text_close(t, ']');
+}
+
 assay_status assay_checkpoint_add(assay_checkpoint_writer *w, const char *family_word, const char *name,
                                   assay_dtype dtype, const assay_shard *shard, const void *data, bool writes)
 {
@@ -267,11 +286,19 @@ assay_status assay_checkpoint_add(assay_checkpoint_writer *w, const char *family
     if (writes && !alias)
         ASSAY_TRY(assay_param_runs(spec, shard, write_run, (void *)(uintptr_t)&p));
     assay_checkpoint_piece_hash(data, count * p.width, hash);
-    json_t *piece =
-        json_pack("{s:i, s:I, s:b, s:o, s:s}", "family", family, "param", (json_int_t)param, "writes",
-                  writes && !alias, "segments", assay_shard_to_json(shard), "hash", hash);
-    ASSAY_CHECK(piece != NULL && json_array_append_new(w->pieces, piece) == 0, ASSAY_OUT_OF_MEMORY,
-                "checkpoint: list of pieces: %s", name);
+    assay_json_text *t = &w->said;
+    assay_json_text_open(t, '{');
+    assay_json_text_key(t, "family");
+    assay_json_text_integer(t, family);
+    assay_json_text_key(t, "param");
+    assay_json_text_integer(t, param);
+    assay_json_text_key(t, "writes");
+    assay_json_text_value(t, writes && !alias ? json_true() : json_false());
+    assay_json_text_key(t, "segments");
+    put_segments(t, shard);
+    assay_json_text_key(t, "hash");
+    assay_json_text_string(t, hash);
+    assay_json_text_close(t, '}');
     return ASSAY_OK;
 }
 
@@ -283,7 +310,8 @@ assay_status assay_checkpoint_writer_finish(assay_checkpoint_writer *w)
         if (w->files[i].open)
             ASSAY_TRY(assay_sync_file(w->files[i].fd, path));
     }
-    ASSAY_TRY(assay_checkpoint_rank_save(w, ASSAY_RANK_PIECES, w->pieces));
+    assay_json_text_close(&w->said, ']');
+    ASSAY_TRY(assay_checkpoint_rank_save(w, ASSAY_RANK_PIECES, &w->said));
     w->finished = true;
     return ASSAY_OK;
 }

@@ -115,8 +115,9 @@ template <int CHUNKS, class T>
 static cudaError_t launch_k2(float *scores, int64_t *indices, float *z, const sums_args &sums,
                              const T *logits, const aux_args &a, cudaStream_t stream)
 {
-    return GPU_LAUNCH((aux_tokens_k2<CHUNKS, T>), sums_grid(a.t), dim3(GPU_WARP, sums_warps<CHUNKS>::COUNT),
-                      0, stream, scores, indices, z, sums, logits, a);
+    return GPU_LAUNCH((aux_tokens_k2<CHUNKS, T>), sums_grid(a.t),
+                      sums_threads_of(a.t, sums_warps<CHUNKS>::COUNT), 0, stream, scores, indices, z, sums,
+                      logits, a);
 }
 
 /* What is summed and where to. */

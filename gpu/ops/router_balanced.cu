@@ -56,8 +56,8 @@ static cudaError_t launch_k1(const balanced_out &out, const sums_args &sums, gpu
                              gpu_tensor bias, const router_args &a, const aux_args &aux, cudaStream_t stream)
 {
     return GPU_LAUNCH((router_balanced_k1<CHUNKS, T>), sums_grid(a.t),
-                      dim3(GPU_WARP, sums_warps<CHUNKS>::COUNT), 0, stream, out, sums, (const T *)logits.data,
-                      (const float *)bias.data, a, aux);
+                      sums_threads_of(a.t, sums_warps<CHUNKS>::COUNT), 0, stream, out, sums,
+                      (const T *)logits.data, (const float *)bias.data, a, aux);
 }
 
 template <class T>

@@ -57,7 +57,8 @@ static assay_status router_seq_aux_fwd(const gpu_work *w)
     }
     ASSAY_TRY(gpu_check_workspace(op, w->ctx, seq_workspace(w->ctx, w->o)));
     sums_place(&s.seq, w->ctx->workspace, x.t, x.e);
-    GPU_LAUNCHED(GPU_LAUNCH(seq_columns_k2, sums_grid(x.t), dim3(GPU_WARP, SUMS_TILE), 0, w->stream, s), op);
+    GPU_LAUNCHED(GPU_LAUNCH(seq_columns_k2, sums_grid(x.t), sums_threads_of(x.t, SUMS_TILE), 0, w->stream, s),
+                 op);
     return ASSAY_OK;
 }
 

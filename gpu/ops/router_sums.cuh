@@ -206,6 +206,12 @@ template <int CHUNKS> struct sums_warps {
     enum { COUNT = CHUNKS <= 2 ? SUMS_TILE : SUMS_TILE / 2 };
 };
 
+/* A warp for each token of a tile; none for tokens that are not there.  Which thread adds a column changes nothing. */
+static inline dim3 sums_threads_of(int64_t t, int warps)
+{
+    return dim3(GPU_WARP, (unsigned)(t < 1 ? 1 : t < warps ? t : warps));
+}
+
 /* Bytes of the blocks' sums and counts. */
 static inline size_t sums_bytes(int64_t t, int64_t e, int64_t rows)
 {
