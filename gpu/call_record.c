@@ -1,6 +1,7 @@
 /* What the trace gets of a call. */
 #include "gpu/call_internal.h"
 
+#include "core/base/text.h"
 #include "gpu/check.h"
 #include "gpu/fault.h"
 #include "gpu/ladder.h"
@@ -14,7 +15,7 @@ static assay_status write_slots(gpu_run *run, const gpu_call_operand *list, int 
     for (int i = 0; i < n; i++) {
         ASSAY_CHECK(*n_slots < ASSAY_MAX_SLOTS, ASSAY_INTERNAL, "trace: more than %d slots", ASSAY_MAX_SLOTS);
         assay_trace_slot *s = &slots[*n_slots];
-        snprintf(s->slot, sizeof s->slot, "%s", list[i].slot);
+        assay_copy_text(s->slot, sizeof s->slot, list[i].slot);
         if (later == NULL || !later[i])
             ASSAY_TRY(gpu_trace_write(run, list[i].value, &s->tensor));
         (*n_slots)++;
@@ -27,14 +28,14 @@ assay_status gpu_call_record_begin(gpu_run *run, gpu_resolved *c)
     memset(&c->record, 0, sizeof c->record);
     if (!c->recorded)
         return ASSAY_OK;
-    snprintf(c->record.op, sizeof c->record.op, "%s", c->o.op->name);
-    snprintf(c->record.instance, sizeof c->record.instance, "%s", c->instance);
+    assay_copy_text(c->record.op, sizeof c->record.op, c->o.op->name);
+    assay_copy_text(c->record.instance, sizeof c->record.instance, c->instance);
     c->record.phase = run->phase;
     c->record.step = run->step;
     c->record.microbatch = run->microbatch;
     c->record.recompute = run->recompute;
     if (c->whole) {
-        snprintf(c->record.fused, sizeof c->record.fused, "%s", c->whole->o.op->name);
+        assay_copy_text(c->record.fused, sizeof c->record.fused, c->whole->o.op->name);
         c->record.fused_part = c->part;
     }
     return write_slots(run, c->in, c->n_in, c->made, c->record.inputs, &c->record.n_inputs);
@@ -142,10 +143,10 @@ assay_status gpu_call_record_end(gpu_run *run, gpu_resolved *c)
     ASSAY_TRY(declare(run, c, &declared));
     r->variant = declared.variant;
     r->arith = declared.arith;
-    snprintf(r->variant_name, sizeof r->variant_name, "%s", declared.variant_name);
+    assay_copy_text(r->variant_name, sizeof r->variant_name, declared.variant_name);
     if (c->o.op->collective) {
         const gpu_comm_group *g = &run->comm.group[c->group];
-        snprintf(r->group, sizeof r->group, "%s", assay_group_name(c->group));
+        assay_copy_text(r->group, sizeof r->group, assay_group_name(c->group));
         r->n_group_ranks = g->size;
         r->group_ranks = g->ranks;
     }

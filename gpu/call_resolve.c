@@ -1,6 +1,7 @@
 /* The arguments of a call become inputs, outputs and attributes of its row. */
 #include "gpu/call_internal.h"
 
+#include "core/base/text.h"
 #include "gpu/check.h"
 #include <string.h>
 
@@ -9,10 +10,17 @@ static assay_status bad_name(const gpu_resolved *c, const char *name)
     ASSAY_FAIL(ASSAY_INTERNAL, "%s %s: no slot or attribute is called %s", c->o.op->name, c->args->at, name);
 }
 
+/* A name of at most 20 letters, and "" or "_in". */
+static void put_slot(char out[ASSAY_SLOT_NAME], const char *slot, const char *suffix)
+{
+    const size_t n = assay_copy_text(out, 21, slot);
+    assay_copy_text(out + n, ASSAY_SLOT_NAME - n, suffix);
+}
+
 static assay_status add(gpu_call_operand *list, int *n, const char *slot, const char *suffix, gpu_value *v)
 {
     ASSAY_CHECK(*n < GPU_CALL_ARGS, ASSAY_LIMIT, "%s: more than %d slots", slot, GPU_CALL_ARGS);
-    snprintf(list[*n].slot, sizeof list[*n].slot, "%.20s%s", slot, suffix);
+    put_slot(list[*n].slot, slot, suffix);
     list[(*n)++].value = v;
     return ASSAY_OK;
 }
@@ -108,7 +116,7 @@ static assay_status output_dtype(const gpu_run *run, const gpu_resolved *c, cons
 static const gpu_value *before_of(const gpu_resolved *c, const gpu_call_operand *out)
 {
     char in[ASSAY_SLOT_NAME];
-    snprintf(in, sizeof in, "%.20s_in", out->slot);
+    put_slot(in, out->slot, "_in");
     const gpu_value *v = gpu_call_value_in(c->in, c->n_in, in);
     return v == out->value ? NULL : v;
 }

@@ -1,6 +1,7 @@
 /* Names and trace records. */
 #include "gpu/trace.h"
 
+#include "core/base/text.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -77,7 +78,7 @@ assay_status gpu_run_upload(gpu_run *run, void *dst, const void *src, size_t byt
 static assay_status fill_record(const gpu_run *run, const gpu_value *v, assay_trace_tensor *t)
 {
     memset(t, 0, sizeof *t);
-    snprintf(t->name, sizeof t->name, "%s", v->name);
+    assay_copy_text(t->name, sizeof t->name, v->name);
     t->phase = v->phase;
     t->step = run->step;
     t->microbatch = v->microbatch;
@@ -86,7 +87,7 @@ static assay_status fill_record(const gpu_run *run, const gpu_value *v, assay_tr
     t->rows_id = -1;
     gpu_value_shard(v, &t->shard);
     if (v->kind == ASSAY_PIECE_PARTIAL)
-        snprintf(t->partial_group, sizeof t->partial_group, "%s", assay_group_name(v->partial));
+        assay_copy_text(t->partial_group, sizeof t->partial_group, assay_group_name(v->partial));
     if (v->kind == ASSAY_PIECE_ROWS) {
         ASSAY_CHECK(v->rows && v->rows->record >= 0, ASSAY_INTERNAL, "trace: %s: row ids were not written",
                     v->name);

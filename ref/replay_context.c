@@ -1,6 +1,7 @@
 /* Slots, attributes and outputs of a replay: every access is checked here. */
 #include "ref/replay_context.h"
 
+#include "core/base/text.h"
 #include "core/model/ops.h"
 
 #include <stdlib.h>
@@ -156,7 +157,7 @@ static assay_status next_output(const replay *r, const char *slot, int64_t count
                 real ? "a floating-point type" : "integers", c ? assay_dtype_name(c->dtype) : "nothing");
     ref_value *v = &res->outputs[res->n_outputs];
     *v = (ref_value){.dtype = c ? c->dtype : fallback, .ndim = 1, .count = count, .kind = kind};
-    snprintf(v->slot, sizeof v->slot, "%s", slot);
+    assay_copy_text(v->slot, sizeof v->slot, slot);
     v->shape[0] = count;
     if (c) {
         v->ndim = c->ndim;

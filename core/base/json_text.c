@@ -127,7 +127,7 @@ void assay_json_text_string(assay_json_text *t, const char *value)
     put_char(t, '"');
 }
 
-void assay_json_text_integer(assay_json_text *t, int64_t value)
+static void put_integer(assay_json_text *t, int64_t value)
 {
     char digits[24];
     size_t at = sizeof digits;
@@ -138,8 +138,21 @@ void assay_json_text_integer(assay_json_text *t, int64_t value)
     } while (rest > 0);
     if (value < 0)
         digits[--at] = '-';
-    separate(t);
     put(t, digits + at, sizeof digits - at);
+}
+
+void assay_json_text_integer(assay_json_text *t, int64_t value)
+{
+    separate(t);
+    put_integer(t, value);
+}
+
+/* Printed as its digits and ".0"; -0 is not. */
+static bool is_whole(double value)
+{
+    const double zero = 0.0;
+    return value > -1e15 && value < 1e15 && value == (double)(int64_t)value &&
+           (value < zero || value > zero || memcmp(&value, &zero, sizeof zero) == 0);
 }
 
 void assay_json_text_real(assay_json_text *t, double value)
@@ -148,6 +161,11 @@ void assay_json_text_real(assay_json_text *t, double value)
     separate(t);
     if (!(value >= -DBL_MAX && value <= DBL_MAX)) {
         t->not_json = true;
+        return;
+    }
+    if (is_whole(value)) { /* most are 0 or 1: printing a real number costs ten times as much */
+        put_integer(t, (int64_t)value);
+        put(t, ".0", 2);
         return;
     }
     snprintf(text, sizeof text, "%.17g", value);

@@ -52,3 +52,11 @@ void assay_clean_text(char *text)
     }
     *to = 0;
 }
+
+size_t assay_copy_text(char *out, size_t capacity, const char *text)
+{
+    const size_t n = strnlen(text, capacity - 1);
+    memcpy(out, text, n);
+    out[n] = '\0';
+    return n;
+}

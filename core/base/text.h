@@ -16,6 +16,10 @@ size_t assay_utf8_next(const char *text, uint32_t *point);
  * become '?'.  In place; never longer. */
 void assay_clean_text(char *text);
 
+/* Copies a text, cut where `capacity` bytes with the NUL end, and returns the length of the copy.  What snprintf does with "%s", where
+ * that is done hundreds of thousands of times. */
+size_t assay_copy_text(char *out, size_t capacity, const char *text);
+
 ASSAY_END_DECLS
 
 #endif

@@ -1,4 +1,5 @@
 /* Which tensor of a checkpoint lies where: a function of the model, the types and the size of a shard. */
+#include "core/base/text.h"
 #include "core/files/checkpoint_internal.h"
 #include "core/model/optimizer.h"
 
@@ -88,8 +89,10 @@ static assay_status add_tensor(assay_checkpoint_plan *p, int family, int64_t par
                 ASSAY_LIMIT, "checkpoint: %s: %lld elements of %s", h->name, (long long)count,
                 assay_dtype_name(t->dtype));
     const bool state = family >= ASSAY_FAMILY_STATE;
-    snprintf(t->name, sizeof t->name, "%s%s%s", h->name, state ? "/" : "",
-             state ? p->content.state_names[family - ASSAY_FAMILY_STATE] : "");
+    size_t n = assay_copy_text(t->name, sizeof t->name, h->name);
+    n += assay_copy_text(t->name + n, sizeof t->name - n, state ? "/" : "");
+    assay_copy_text(t->name + n, sizeof t->name - n,
+                    state ? p->content.state_names[family - ASSAY_FAMILY_STATE] : "");
     return ASSAY_OK;
 }
 

@@ -1,4 +1,5 @@
 /* Refusal of calls that their row does not allow. */
+#include "core/base/text.h"
 #include "core/model/ops_internal.h"
 
 #include <ctype.h>
@@ -30,11 +31,13 @@ static int word_index(const char *words, const char *word)
 static const char *const type_words[] = {"an integer", "a number", "true or false",
                                          "a word",     "a dtype",  "a list of counts"};
 
-static void show(const json_t *v, char *out, size_t capacity)
+/* For messages: made where one is written. */
+static const char *shown(const json_t *v, char out[64])
 {
     char *dump = json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY);
-    snprintf(out, capacity, "%.60s", dump ? dump : "?");
+    snprintf(out, 64, "%.60s", dump ? dump : "?");
     free(dump);
+    return out;
 }
 
 static bool is_type(const assay_op_attr *a, const json_t *v)
@@ -61,21 +64,20 @@ static bool is_type(const assay_op_attr *a, const json_t *v)
 static assay_status check_attr(const assay_op *op, const assay_op_attr *a, const json_t *v)
 {
     char found[64];
-    show(v, found, sizeof found);
     ASSAY_CHECK(is_type(a, v), ASSAY_INVALID_ARGUMENT, "%s: attribute %s: expected %s, found %s", op->name,
-                a->name, type_words[a->type], found);
+                a->name, type_words[a->type], shown(v, found));
     const bool bounded = a->min < a->max && (a->type == ASSAY_ATTR_INT || a->type == ASSAY_ATTR_DOUBLE);
     const double number = bounded ? json_number_value(v) : 0.0;
     ASSAY_CHECK(!bounded || (number >= a->min && number <= a->max), ASSAY_INVALID_ARGUMENT,
                 "%s: attribute %s: expected a value in [%g, %g], found %s", op->name, a->name, a->min, a->max,
-                found);
+                shown(v, found));
     ASSAY_CHECK(a->type != ASSAY_ATTR_WORD || word_index(a->words, json_string_value(v)) >= 0,
                 ASSAY_INVALID_ARGUMENT, "%s: attribute %s: expected one of %s, found %s", op->name, a->name,
-                a->words, found);
+                a->words, shown(v, found));
     assay_dtype dtype;
     if (a->type == ASSAY_ATTR_DTYPE && assay_dtype_from_name(json_string_value(v), &dtype) != ASSAY_OK)
         ASSAY_FAIL(ASSAY_INVALID_ARGUMENT, "%s: attribute %s: expected a dtype, found %s", op->name, a->name,
-                   found);
+                   shown(v, found));
     return ASSAY_OK;
 }
 
@@ -170,7 +172,7 @@ static assay_status check_attrs(const assay_op *op, const json_t *attrs, assay_o
 assay_status assay_op_bind_where(const assay_op *op, assay_op_binding *b)
 {
     char text[64];
-    snprintf(text, sizeof text, "%s", op->where ? op->where : "");
+    assay_copy_text(text, sizeof text, op->where ? op->where : "");
     for (char *next, *c = text; *c; c = next) {
         char *equals = strchr(c, '='), *end = c + strcspn(c, ";");
         int64_t v;
@@ -302,11 +304,11 @@ static assay_status check_shape(const call *c, const assay_op_slot *s, const ass
     bool extents = true; /* a negative one would be the symbol's value, and other slots would contradict it */
     for (int d = 0; d < v->ndim; d++)
         extents = extents && v->shape[d] >= 0;
+    if (extents && (s->numbered || assay_op_match(b, s, v->shape, v->ndim)))
+        return ASSAY_OK;
     show_shape(v, found, sizeof found);
     ASSAY_CHECK(extents, ASSAY_INVALID_ARGUMENT,
                 "%s: slot %s: expected extents that are not negative, found %s", c->op->name, v->slot, found);
-    if (s->numbered || assay_op_match(b, s, v->shape, v->ndim))
-        return ASSAY_OK;
     show_wanted(s, &before, wanted, sizeof wanted);
     ASSAY_FAIL(ASSAY_INVALID_ARGUMENT, "%s: slot %s: expected shape %s, found %s", c->op->name, v->slot,
                wanted, found);

@@ -1,4 +1,5 @@
 /* Shapes in symbols against recorded extents. */
+#include "core/base/text.h"
 #include "core/model/ops_internal.h"
 
 #include <ctype.h>
@@ -63,7 +64,7 @@ bool assay_op_bind(assay_op_binding *b, const char *symbol, int64_t value)
         return known == value;
     if (b->n == ASSAY_OP_SYMBOLS || strlen(symbol) >= sizeof b->symbols[0].name)
         return false;
-    snprintf(b->symbols[b->n].name, sizeof b->symbols[0].name, "%s", symbol);
+    assay_copy_text(b->symbols[b->n].name, sizeof b->symbols[0].name, symbol);
     b->symbols[b->n++].value = value;
     return true;
 }

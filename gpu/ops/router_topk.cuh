@@ -89,8 +89,8 @@ __device__ static __forceinline__ float router_key(const router_keys &keys, int6
 
 /* One thread: chooses k of the experts first .. first+n that are not in `taken` yet, adds them to it, and returns the sum of
  * their keys in the order chosen. */
-__device__ static float router_take(unsigned *taken, const router_keys &keys, int64_t first, int64_t n,
-                                    int64_t k)
+[[maybe_unused]] __device__ static float router_take(unsigned *taken, const router_keys &keys, int64_t first,
+                                                     int64_t n, int64_t k)
 {
     float sum = 0.0f;
     for (int64_t i = 0; i < k && i < n; ++i) {
@@ -107,9 +107,9 @@ __device__ static float router_take(unsigned *taken, const router_keys &keys, in
 }
 
 /* One warp: lane holds the ranks of experts lane, lane + 32, ...  Chooses k; bit i of the result is set when
- * expert lane + 32 i was chosen.  All lanes must arrive. */
+ * expert lane + 32 i was chosen.  All lanes must arrive.  The simulator looks at all lanes' ranks at once. */
 template <int CHUNKS>
-__device__ static __forceinline__ unsigned router_warp_take(router_rank *rank, int64_t k)
+__device__ static __forceinline__ unsigned router_warp_take_shuffled(router_rank *rank, int64_t k)
 {
     unsigned chosen = 0;
     for (int64_t n = 0; n < k; ++n) {
@@ -125,6 +125,45 @@ __device__ static __forceinline__ unsigned router_warp_take(router_rank *rank, i
     }
     return chosen;
 }
+#if ASSAY_SIM
+struct router_takes {
+    router_rank *rank;
+    int64_t k;
+    unsigned chosen;
+};
+template <int CHUNKS> static void router_warp_take_together(void *const *lane)
+{
+    const int64_t k = ((const router_takes *)lane[0])->k;
+    for (int64_t n = 0; n < k; ++n) {
+        router_rank best = 0;
+        int at = 0;
+        for (int i = 0; i < GPU_WARP * CHUNKS; ++i) {
+            const router_rank rank = ((const router_takes *)lane[i % GPU_WARP])->rank[i / GPU_WARP];
+            if (rank > best) {
+                best = rank;
+                at = i;
+            }
+        }
+        if (best == 0)
+            return;
+        router_takes *t = (router_takes *)lane[at % GPU_WARP];
+        t->rank[at / GPU_WARP] = 0;
+        t->chosen |= 1u << (at / GPU_WARP);
+    }
+}
+template <int CHUNKS> static inline unsigned router_warp_take(router_rank *rank, int64_t k)
+{
+    router_takes t = {rank, k, 0};
+    assay_sim_warp_call(router_warp_take_together<CHUNKS>, &t, ASSAY_SIM_HERE);
+    return t.chosen;
+}
+#else
+template <int CHUNKS>
+__device__ static __forceinline__ unsigned router_warp_take(router_rank *rank, int64_t k)
+{
+    return router_warp_take_shuffled<CHUNKS>(rank, k);
+}
+#endif
 
 /* One warp: writes the chosen experts in ascending order to out[0 .. k), and value[i] of each to kept[0 ..
  * k). */

@@ -8,6 +8,7 @@
  * Whether these are the operations that the run had to execute is the plan's question: plan.c. */
 #include "parity/judge/judge.h"
 
+#include "core/base/text.h"
 #include "core/files/checkpoint.h"
 #include <math.h>
 #include <stdlib.h>
@@ -414,7 +415,7 @@ static assay_status judge_input(flow *f, const assay_trace_op *op, const assay_t
     parity_result_from_op(&r, op);
     r.verdict = PARITY_PASS;
     r.count = 1;
-    snprintf(r.tensor, sizeof r.tensor, "%s", slot->slot);
+    assay_copy_text(r.tensor, sizeof r.tensor, slot->slot);
     if (!read) {
         parity_result_fail(&r, "slot %s names no record", slot->slot);
         return parity_table_merge(f->table, &r);

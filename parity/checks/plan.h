@@ -147,6 +147,8 @@ __attribute__((format(printf, 2, 3)))
 #endif
 const char *
 plan_text(plan *p, const char *fmt, ...);
+/* Three texts behind one another: names of tensors, without reading a format. */
+const char *plan_joined(plan *p, const char *a, const char *b, const char *c);
 /* Full name of what lies at `at` of the present layer. */
 const char *plan_at(plan *p, const char *at);
 

@@ -1,6 +1,7 @@
 /* A list of expected operations under construction. */
 #include "parity/checks/plan.h"
 
+#include "core/base/text.h"
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -55,14 +56,26 @@ const char *plan_text(plan *p, const char *fmt, ...)
     char *out = plan_alloc(p, (size_t)(n > 0 ? n : 0) + 1);
     if (out == NULL || n < 0)
         return "";
-    snprintf(out, (size_t)n + 1, "%s", text);
+    assay_copy_text(out, (size_t)n + 1, text);
+    return out;
+}
+
+const char *plan_joined(plan *p, const char *a, const char *b, const char *c)
+{
+    const size_t n = strlen(a), m = strlen(b), k = strlen(c) + 1;
+    char *out = plan_alloc(p, n + m + k);
+    if (out == NULL)
+        return "";
+    memcpy(out, a, n);
+    memcpy(out + n, b, m);
+    memcpy(out + n + m, c, k);
     return out;
 }
 
 const char *plan_at(plan *p, const char *at)
 {
     return p->layer >= 0 ? plan_text(p, "decoder.layers.%lld.%s", (long long)p->layer, at)
-                         : plan_text(p, "%s", at);
+                         : plan_joined(p, at, "", "");
 }
 
 /* Room for one element more of an array of the plan. */
@@ -184,7 +197,7 @@ void plan_list(plan *p, const char *name, const int64_t *values, int64_t n)
 
 plan_tensor plan_value(plan *p, const char *at, const char *slot, assay_dtype dtype)
 {
-    return (plan_tensor){.name = plan_text(p, "%s.%s", plan_at(p, at), slot),
+    return (plan_tensor){.name = plan_joined(p, plan_at(p, at), ".", slot),
                          .phase = p->phase,
                          .microbatch = p->microbatch,
                          .dtype = dtype};
@@ -192,7 +205,7 @@ plan_tensor plan_value(plan *p, const char *at, const char *slot, assay_dtype dt
 
 plan_tensor plan_grad(plan *p, plan_tensor forward, assay_dtype dtype)
 {
-    return (plan_tensor){.name = plan_text(p, "%s.grad", forward.name),
+    return (plan_tensor){.name = plan_joined(p, forward.name, ".grad", ""),
                          .phase = p->phase,
                          .microbatch = p->microbatch,
                          .dtype = dtype,

@@ -25,7 +25,7 @@ plan_tensor plan_param_tensor(plan *p, const assay_param_spec *s, const char *su
                               assay_dtype dtype)
 {
     return (plan_tensor){
-        .name = plan_text(p, "%s%s", s->name, suffix), .phase = phase, .microbatch = -1, .dtype = dtype};
+        .name = plan_joined(p, s->name, suffix, ""), .phase = phase, .microbatch = -1, .dtype = dtype};
 }
 
 const char *plan_numbered(plan *p, const char *slot, int i, int n)

@@ -16,7 +16,7 @@ static plan_tensor reduce(plan *p, const assay_param_spec *s, assay_group group,
         recv.name = plan_text(p, "%s.main_grad", s->name);
         recv.phase = ASSAY_PHASE_REDUCED_GRAD;
     } else {
-        recv.name = plan_text(p, "%s%s", send.name, suffix);
+        recv.name = plan_joined(p, send.name, suffix, "");
     }
     plan_add_collective(p, "all_reduce", s->name, group, send.dtype);
     plan_in(p, "send", send);

@@ -1,6 +1,7 @@
 /* Values of records: a slot as numbers, and one computed again against the one that was recorded. */
 #include "parity/judge/judge.h"
 
+#include "core/base/text.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +12,7 @@ assay_status parity_value_of(const char *slot, const assay_trace_tensor *record,
     ASSAY_CHECK(!record->has_scale, ASSAY_UNSUPPORTED,
                 "%s: scaled by record %lld; this judge reads unscaled values only", record->name,
                 (long long)record->scale_id);
-    snprintf(out->slot, sizeof out->slot, "%s", slot);
+    assay_copy_text(out->slot, sizeof out->slot, slot);
     out->dtype = record->dtype;
     out->ndim = record->shard.ndim;
     for (int d = 0; d < out->ndim; d++)

@@ -16,9 +16,28 @@ static const char *const texts[] = {"",
 
 static json_t *all_values(void)
 {
-    static const double reals[] = {0.0,       -0.0,        1.0,     -2.5,          1e20,     1e-5,
-                                   1.0 / 3.0, 123456789.0, DBL_MAX, -DBL_MIN,      4.9e-324, 1e16,
-                                   1e17,      1.5e300,     0.0001,  0x1.fffffep127};
+    static const double reals[] = {0.0,
+                                   -0.0,
+                                   1.0,
+                                   -2.5,
+                                   1e20,
+                                   1e-5,
+                                   1.0 / 3.0,
+                                   123456789.0,
+                                   DBL_MAX,
+                                   -DBL_MIN,
+                                   4.9e-324,
+                                   1e16,
+                                   1e17,
+                                   1.5e300,
+                                   0.0001,
+                                   0x1.fffffep127,
+                                   1e15,
+                                   -1e15,
+                                   999999999999999.0,
+                                   -999999999999999.0,
+                                   999999999999999.5,
+                                   -7.0};
     static const json_int_t integers[] = {0, 1, -1, 10, 1234567890123, INT64_MAX, INT64_MIN};
     json_t *o = json_object(), *strings = json_array(), *r = json_array(), *n = json_array();
     for (int i = 0; texts[i] != NULL; i++)
@@ -109,4 +128,18 @@ Test(core_json_text, what_json_cannot_say_is_refused)
     for (int i = 0; texts[i] != NULL; i++)
         cr_expect(is_utf8(texts[i]), "%d", i);
     assay_json_text_free(&t);
+}
+
+Test(core_text, a_copy_is_cut_where_its_room_ends)
+{
+    char out[8];
+    memset(out, 'x', sizeof out);
+    cr_expect_eq(assay_copy_text(out, 4, "abcdef"), 3);
+    cr_expect_str_eq(out, "abc");
+    cr_expect_eq(out[4], 'x');
+    cr_expect_eq(assay_copy_text(out, 4, "abc"), 3);
+    cr_expect_eq(assay_copy_text(out, 4, ""), 0);
+    cr_expect_str_eq(out, "");
+    cr_expect_eq(assay_copy_text(out, 1, "a"), 0);
+    cr_expect_str_eq(out, "");
 }

@@ -4,6 +4,7 @@
 #include "gpu/device.cuh"
 #include "gpu/ops/attention_mma.cuh"
 #include "gpu/ops/grouped.cuh"
+#include "gpu/ops/router_topk.cuh"
 
 #include <string.h>
 
@@ -96,6 +97,26 @@ __global__ void searches(grouped_range *together, grouped_range *searched, group
     searched[blockIdx.x * 32 + threadIdx.x] = b;
 }
 
+/* What a lane knows behind the choice: its bits, and the ranks that are left. */
+typedef struct taken {
+    unsigned long long chosen;
+    router_rank left[4];
+} taken;
+
+template <int CHUNKS> __global__ void takes(taken *together, taken *shuffled, const float *key, int experts)
+{
+    const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+    taken a = {}, b = {};
+    for (int i = 0; i < CHUNKS; ++i) {
+        const int e = lane + 32 * i;
+        a.left[i] = b.left[i] = e < experts ? router_rank_of(key[warp * 128 + e], e) : 0;
+    }
+    a.chosen = router_warp_take<CHUNKS>(a.left, 1 + 3 * warp);
+    b.chosen = router_warp_take_shuffled<CHUNKS>(b.left, 1 + 3 * warp);
+    together[threadIdx.x] = a;
+    shuffled[threadIdx.x] = b;
+}
+
 /* Runs launch(a, b) and compares what it leaves in two arrays of n. */
 template <typename T, typename LAUNCH> static void same_bits(size_t n, LAUNCH launch)
 {
@@ -129,6 +150,31 @@ Test(sim_lanes, quads_of_a_result)
                      [&](float *a, float *b) { return GPU_LAUNCH(quads, 1, 96, 0, nullptr, a, b, from); });
     same_bits<unsigned>(4 * 96,
                         [&](unsigned *a, unsigned *b) { return GPU_LAUNCH(fours, 1, 96, 0, nullptr, a, b); });
+    cudaFree(from);
+}
+
+/* Keys that tie, infinities, NaN; more to choose than there are experts. */
+Test(sim_lanes, choices_of_experts)
+{
+    static float x[3 * 128];
+    float *from = nullptr;
+    for (int i = 0; i < 3 * 128; ++i)
+        x[i] = static_cast<float>(i * 37 % 23 - 11) / 8.0f;
+    x[3] = x[140] = NAN;
+    x[7] = x[9] = -INFINITY;
+    x[130] = x[133] = INFINITY;
+    x[300] = -0.0f;
+    x[301] = 0.0f;
+    cr_assert_eq(cudaMalloc(&from, sizeof x), cudaSuccess);
+    cr_assert_eq(cudaMemcpy(from, x, sizeof x, cudaMemcpyHostToDevice), cudaSuccess);
+    for (const int experts : {1, 5, 32}) /* warps choose 1, 4 and 7 */
+        same_bits<taken>(96, [&](taken *a, taken *b) {
+            return GPU_LAUNCH(takes<1>, 1, 96, 0, nullptr, a, b, from, experts);
+        });
+    for (const int experts : {33, 100, 128})
+        same_bits<taken>(96, [&](taken *a, taken *b) {
+            return GPU_LAUNCH(takes<4>, 1, 96, 0, nullptr, a, b, from, experts);
+        });
     cudaFree(from);
 }
 
