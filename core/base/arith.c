@@ -1,5 +1,6 @@
 /* Declared arithmetic as JSON. */
 #include "core/base/arith.h"
+#include "core/base/json_text.h"
 
 #include <string.h>
 
@@ -82,19 +83,56 @@ void assay_arith_describe(const assay_arith *a, char *out, size_t capacity)
     snprintf(out, capacity, "%s %s%s%s", assay_dtype_name(a->accumulate), order, a->fma ? ", fma" : "", more);
 }
 
+static void put_word(assay_json_text *t, const char *key, const char *word)
+{
+    assay_json_text_key(t, key);
+    assay_json_text_string(t, word);
+}
+
+static void put_count(assay_json_text *t, const char *key, int64_t value)
+{
+    assay_json_text_key(t, key);
+    assay_json_text_integer(t, value);
+}
+
+static void put_flag(assay_json_text *t, const char *key, bool flag)
+{
+    assay_json_text_key(t, key);
+    assay_json_text_value(t, flag ? json_true() : json_false());
+}
+
+void assay_arith_put(assay_json_text *t, const assay_arith *a)
+{
+    assay_json_text_open(t, '{');
+    put_word(t, "accumulate", assay_dtype_name(a->accumulate));
+    put_word(t, "order", assay_order_name(a->order));
+    put_count(t, "lanes", a->lanes);
+    put_count(t, "split", a->split);
+    put_count(t, "k_step", a->k_step);
+    put_count(t, "guard_bits", a->guard_bits);
+    put_flag(t, "fma", a->fma);
+    put_flag(t, "atomics", a->atomics);
+    put_count(t, "math_ulp", a->math_ulp);
+    put_count(t, "tile", a->tile);
+    if (a->rounding != 0) {
+        assay_json_text_key(t, "rounding");
+        assay_json_text_open(t, '[');
+        for (int i = 0; i < ROUNDING_COUNT; i++)
+            if (a->rounding & roundings[i].bit)
+                assay_json_text_string(t, roundings[i].word);
+        assay_json_text_close(t, ']');
+    }
+    assay_json_text_close(t, '}');
+}
+
 json_t *assay_arith_to_json(const assay_arith *a)
 {
-    json_t *out = json_pack("{s:s, s:s, s:i, s:i, s:i, s:i, s:b, s:b, s:i, s:i}", "accumulate",
-                            assay_dtype_name(a->accumulate), "order", assay_order_name(a->order), "lanes",
-                            a->lanes, "split", a->split, "k_step", a->k_step, "guard_bits", a->guard_bits,
-                            "fma", a->fma, "atomics", a->atomics, "math_ulp", a->math_ulp, "tile", a->tile);
-    if (a->rounding == 0 || out == NULL)
-        return out;
-    json_t *words = json_array();
-    for (int i = 0; i < ROUNDING_COUNT; i++)
-        if (a->rounding & roundings[i].bit)
-            json_array_append_new(words, json_string(roundings[i].word));
-    json_object_set_new(out, "rounding", words);
+    assay_json_text t = {0};
+    json_t *out = NULL;
+    assay_arith_put(&t, a);
+    if (assay_json_text_end(&t, "arith") == ASSAY_OK)
+        out = json_loadb(t.text, t.n, 0, NULL);
+    assay_json_text_free(&t);
     return out;
 }
 
@@ -212,12 +250,14 @@ const assay_arith *assay_declaration_of(const assay_declaration *d, const char *
     return i < d->n ? &d->output[i].arith : &d->all;
 }
 
-json_t *assay_declaration_outputs(const assay_declaration *d)
+void assay_declaration_put_outputs(assay_json_text *t, const assay_declaration *d)
 {
-    json_t *outputs = d->n > 0 ? json_object() : NULL;
-    for (int i = 0; i < d->n; i++)
-        json_object_set_new(outputs, d->output[i].slot, assay_arith_to_json(&d->output[i].arith));
-    return outputs;
+    assay_json_text_open(t, '{');
+    for (int i = 0; i < d->n; i++) {
+        assay_json_text_key(t, d->output[i].slot);
+        assay_arith_put(t, &d->output[i].arith);
+    }
+    assay_json_text_close(t, '}');
 }
 
 assay_status assay_declaration_from_json(const json_t *all, json_t *outputs, assay_declaration *out)

@@ -9,6 +9,8 @@
 
 ASSAY_BEGIN_DECLS
 
+struct assay_json_text; /* core/base/json_text.h */
+
 typedef enum {
     ASSAY_ORDER_NONE,       /* no reduction: element-wise */
     ASSAY_ORDER_SEQUENTIAL, /* index 0, 1, 2, ... in one chain */
@@ -83,10 +85,11 @@ assay_status assay_declaration_set(assay_declaration *d, const char *slot, assay
 const assay_arith *assay_declaration_of(const assay_declaration *d, const char *slot);
 
 /* {"accumulate":"F32","order":"tree","lanes":32,...}; members with default values may be absent. */
+void assay_arith_put(struct assay_json_text *t, const assay_arith *a);
 json_t *assay_arith_to_json(const assay_arith *a);
 assay_status assay_arith_from_json(const json_t *object, const char *what, assay_arith *out);
-/* {"dgamma":{"order":"tree",...}}: the outputs that differ; NULL: none do. */
-json_t *assay_declaration_outputs(const assay_declaration *d);
+/* {"dgamma":{"order":"tree",...}}: the outputs that differ, of which there may be none. */
+void assay_declaration_put_outputs(struct assay_json_text *t, const assay_declaration *d);
 /* From the arithmetic of all outputs and the outputs that differ (NULL: absent); each has the limits above. */
 assay_status assay_declaration_from_json(const json_t *all, json_t *outputs, assay_declaration *out);
 /* "F32 tree of 32 lanes, fma, math 2 ulp" */

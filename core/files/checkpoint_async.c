@@ -39,15 +39,27 @@ static assay_status append(int fd, const char *what, const char *data, int64_t b
     return ASSAY_OK;
 }
 
+static json_t *shard_to_json(const assay_shard *s)
+{
+    json_t *segments = json_array();
+    for (int d = 0; d < s->ndim; d++) {
+        json_t *list = json_array();
+        for (int i = 0; i < s->n_segments[d]; i++)
+            json_array_append_new(list, json_pack("[II]", (json_int_t)s->segments[d][i].start,
+                                                  (json_int_t)s->segments[d][i].length));
+        json_array_append_new(segments, list);
+    }
+    return segments;
+}
+
 assay_status assay_checkpoint_keep(assay_checkpoint_writer *w, const char *family, const char *name,
                                    assay_dtype dtype, const assay_shard *shard, const void *data,
                                    int64_t bytes, bool writes)
 {
     ASSAY_TRY(append(w->memory, name, data, bytes, w->memory_bytes));
-    json_t *piece =
-        json_pack("{s:s, s:s, s:s, s:b, s:o, s:I, s:I}", "family", family, "param", name, "dtype",
-                  assay_dtype_name(dtype), "writes", writes, "segments", assay_shard_to_json(shard), "offset",
-                  (json_int_t)w->memory_bytes, "bytes", (json_int_t)bytes);
+    json_t *piece = json_pack("{s:s, s:s, s:s, s:b, s:o, s:I, s:I}", "family", family, "param", name, "dtype",
+                              assay_dtype_name(dtype), "writes", writes, "segments", shard_to_json(shard),
+                              "offset", (json_int_t)w->memory_bytes, "bytes", (json_int_t)bytes);
     ASSAY_CHECK(piece != NULL && json_array_append_new(w->pieces, piece) == 0, ASSAY_OUT_OF_MEMORY,
                 "checkpoint: list of pieces: %s", name);
     w->memory_bytes += (bytes + 63) / 64 * 64;

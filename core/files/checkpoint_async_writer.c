@@ -93,6 +93,35 @@ static assay_status attach(job *j)
 }
 
 /* --- the pieces --------------------------------------------------------------------------------------------- */
+/* Of a parameter's piece: extents are the table's. */
+static assay_status shard_from_json(const json_t *segments, const assay_param_spec *p, assay_shard *out)
+{
+    assay_shard_whole(out, p->shape, p->ndim);
+    ASSAY_CHECK(json_is_array(segments) && (int)json_array_size(segments) == p->ndim, ASSAY_FORMAT,
+                "%s: %s: segments: expected %d lists", what, p->name, p->ndim);
+    for (int d = 0; d < p->ndim; d++) {
+        const json_t *list = json_array_get(segments, (size_t)d);
+        assay_segment read[ASSAY_MAX_SEGMENTS];
+        const size_t n = json_array_size(list);
+        ASSAY_CHECK(json_is_array(list) && n <= ASSAY_MAX_SEGMENTS, ASSAY_FORMAT,
+                    "%s: %s: segments of dimension %d: expected at most %d", what, p->name, d,
+                    ASSAY_MAX_SEGMENTS);
+        out->local_shape[d] = 0;
+        for (size_t i = 0; i < n; i++) {
+            const json_t *pair = json_array_get(list, i);
+            const json_t *start = json_array_get(pair, 0), *length = json_array_get(pair, 1);
+            ASSAY_CHECK(json_array_size(pair) == 2 && json_is_integer(start) && json_is_integer(length),
+                        ASSAY_FORMAT, "%s: %s: segment %zu of dimension %d: expected [start, length]", what,
+                        p->name, i, d);
+            read[i] = (assay_segment){json_integer_value(start), json_integer_value(length)};
+            ASSAY_CHECK(assay_add_i64(out->local_shape[d], read[i].length, &out->local_shape[d]),
+                        ASSAY_FORMAT, "%s: %s: dimension %d: lengths overflow", what, p->name, d);
+        }
+        assay_shard_set(out, d, read, (int)n);
+    }
+    return assay_shard_check(out, what);
+}
+
 static assay_status add_piece(const job *j, const json_t *piece)
 {
     char family[64], name[ASSAY_NAME], word[16];
@@ -107,7 +136,7 @@ static assay_status add_piece(const job *j, const json_t *piece)
     ASSAY_TRY(assay_json_get_bool(piece, "writes", true, what, &writes));
     const assay_param_spec *p = assay_spec_find(j->spec, name);
     ASSAY_CHECK(p != NULL, ASSAY_FORMAT, "%s: no parameter %s", what, name);
-    ASSAY_TRY(assay_shard_from_json(json_object_get(piece, "segments"), p, what, &shard));
+    ASSAY_TRY(shard_from_json(json_object_get(piece, "segments"), p, &shard));
     ASSAY_TRY(assay_json_get_i64(piece, "offset", true, 0, j->bytes, what, &offset));
     ASSAY_TRY(assay_json_get_i64(piece, "bytes", true, 0, j->bytes - offset, what, &bytes));
     ASSAY_CHECK(assay_mul_i64(assay_shard_count(&shard), assay_dtype_bytes(dtype), &wanted) &&

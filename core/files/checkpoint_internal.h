@@ -90,11 +90,6 @@ void assay_checkpoint_rank_file(char *out, const char *dir, const char *word, in
 assay_status assay_checkpoint_manifest_hash(const json_t *manifest, char out[ASSAY_SHA256_HEX]);
 /* Reads and verifies DIR/manifest.json and, by it, every file of the folder; of these every world-th is hashed. */
 assay_status assay_checkpoint_verify(const char *dir, int rank, int world, json_t **manifest);
-json_t *assay_shard_to_json(const assay_shard *s);
-/* Of a parameter's piece: extents are the table's. */
-assay_status assay_shard_from_json(const json_t *segments, const assay_param_spec *p, const char *what,
-                                   assay_shard *out);
-
 typedef struct assay_open_shard {
     bool open;
     int fd;
@@ -143,7 +138,9 @@ void assay_checkpoint_piece_hash(const void *data, int64_t bytes, char out[ASSAY
 /* Complete when its name is there.  Ends the text. */
 assay_status assay_checkpoint_rank_save(const assay_checkpoint_writer *w, const char *word,
                                         assay_json_text *said);
-/* ASSAY_NOT_FOUND: the rank has not said it. */
+/* Its text, which is freed by the caller, or what it says as JSON.  ASSAY_NOT_FOUND: the rank has not said it. */
+assay_status assay_checkpoint_rank_read(const assay_checkpoint_writer *w, const char *word, int rank,
+                                        char **text, uint64_t *bytes);
 assay_status assay_checkpoint_rank_load(const assay_checkpoint_writer *w, const char *word, int rank,
                                         json_t **said);
 /* "DIR/writer-00003.lock": locked as long as the writer process of that rank lives. */

@@ -1,7 +1,9 @@
 /* What the ranks of a save tell each other by files of the staged folder: pieces and hashes, "pieces-00003.json". */
+#include "core/base/file.h"
 #include "core/files/checkpoint_internal.h"
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -36,14 +38,26 @@ assay_status assay_checkpoint_rank_save(const assay_checkpoint_writer *w, const 
     return ASSAY_OK;
 }
 
-assay_status assay_checkpoint_rank_load(const assay_checkpoint_writer *w, const char *word, int rank,
-                                        json_t **said)
+assay_status assay_checkpoint_rank_read(const assay_checkpoint_writer *w, const char *word, int rank,
+                                        char **text, uint64_t *bytes)
 {
     char path[ASSAY_CHECKPOINT_PATH + 64];
-    *said = NULL;
     assay_checkpoint_rank_file(path, w->tmp, word, rank);
     ASSAY_CHECK(access(path, R_OK) == 0, ASSAY_NOT_FOUND,
                 "%s: rank %d did not %s its part of the checkpoint (%s)", path, rank,
                 strcmp(word, ASSAY_RANK_PIECES) == 0 ? "finish" : "seal", strerror(errno));
-    return assay_json_load(said, path);
+    return assay_read_file(path, ASSAY_JSON_MAX_BYTES, text, bytes);
+}
+
+assay_status assay_checkpoint_rank_load(const assay_checkpoint_writer *w, const char *word, int rank,
+                                        json_t **said)
+{
+    char path[ASSAY_CHECKPOINT_PATH + 64], *text = NULL;
+    uint64_t bytes = 0;
+    *said = NULL;
+    assay_checkpoint_rank_file(path, w->tmp, word, rank);
+    ASSAY_TRY(assay_checkpoint_rank_read(w, word, rank, &text, &bytes));
+    const assay_status st = assay_json_parse(said, text, (size_t)bytes, path);
+    free(text);
+    return st;
 }

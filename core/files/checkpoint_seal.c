@@ -1,5 +1,6 @@
 /* Sealing a staged checkpoint: every rank takes its share of the parameters, reads them back from the shards and holds them to
  * what all ranks say that they hold; and its share of the shards, whose files it hashes. */
+#include "core/base/json_cursor.h"
 #include "core/files/checkpoint_internal.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -26,54 +27,13 @@ typedef struct seal {
 } seal;
 
 /* --- what the ranks say ------------------------------------------------------------------------------------- */
-assay_status assay_shard_from_json(const json_t *segments, const assay_param_spec *p, const char *what,
-                                   assay_shard *out)
-{
-    assay_shard_whole(out, p->shape, p->ndim);
-    ASSAY_CHECK(json_is_array(segments) && (int)json_array_size(segments) == p->ndim, ASSAY_FORMAT,
-                "%s: %s: segments: expected %d lists", what, p->name, p->ndim);
-    for (int d = 0; d < p->ndim; d++) {
-        const json_t *list = json_array_get(segments, (size_t)d);
-        assay_segment read[ASSAY_MAX_SEGMENTS];
-        const size_t n = json_array_size(list);
-        ASSAY_CHECK(json_is_array(list) && n <= ASSAY_MAX_SEGMENTS, ASSAY_FORMAT,
-                    "%s: %s: segments of dimension %d: expected at most %d", what, p->name, d,
-                    ASSAY_MAX_SEGMENTS);
-        out->local_shape[d] = 0;
-        for (size_t i = 0; i < n; i++) {
-            const json_t *pair = json_array_get(list, i);
-            const json_t *start = json_array_get(pair, 0), *length = json_array_get(pair, 1);
-            ASSAY_CHECK(json_array_size(pair) == 2 && json_is_integer(start) && json_is_integer(length),
-                        ASSAY_FORMAT, "%s: %s: segment %zu of dimension %d: expected [start, length]", what,
-                        p->name, i, d);
-            read[i] = (assay_segment){json_integer_value(start), json_integer_value(length)};
-            ASSAY_CHECK(assay_add_i64(out->local_shape[d], read[i].length, &out->local_shape[d]),
-                        ASSAY_FORMAT, "%s: %s: dimension %d: lengths overflow", what, p->name, d);
-        }
-        assay_shard_set(out, d, read, (int)n);
-    }
-    return assay_shard_check(out, what);
-}
-
 static bool is_mine(const assay_checkpoint_writer *w, int64_t unit)
 {
     return unit % w->world == w->rank;
 }
 
-static assay_status take_piece(seal *s, const json_t *entry, int rank, const char *what)
+static assay_status add_said(seal *s, const said *p, const char *what)
 {
-    const assay_checkpoint_plan *plan = &s->w->plan;
-    const int64_t n_params = plan->content.spec->n_params;
-    const char *hash = json_string_value(json_object_get(entry, "hash"));
-    int64_t family, param;
-    ASSAY_TRY(assay_json_get_i64(entry, "family", true, 0, assay_checkpoint_families(&plan->content) - 1,
-                                 what, &family));
-    ASSAY_TRY(assay_json_get_i64(entry, "param", true, 0, n_params - 1, what, &param));
-    ASSAY_CHECK(hash != NULL && strlen(hash) == ASSAY_HASH_HEX - 1, ASSAY_FORMAT, "%s: hash", what);
-    const int64_t unit =
-        (int64_t)assay_checkpoint_stored_family(&plan->content, (int)family) * n_params + param;
-    if (!is_mine(s->w, unit))
-        return ASSAY_OK;
     if (s->n == s->capacity) {
         const int64_t capacity = s->capacity > 0 ? 2 * s->capacity : 256;
         said *grown = realloc(s->list, (size_t)capacity * sizeof *grown);
@@ -81,27 +41,108 @@ static assay_status take_piece(seal *s, const json_t *entry, int rank, const cha
         s->list = grown;
         s->capacity = capacity;
     }
-    said *p = &s->list[s->n++];
-    *p = (said){.unit = unit,
-                .rank = rank,
-                .family = (int)family,
-                .writes = json_is_true(json_object_get(entry, "writes"))};
-    memcpy(p->hash, hash, ASSAY_HASH_HEX);
-    return assay_shard_from_json(json_object_get(entry, "segments"), &plan->content.spec->params[param], what,
-                                 &p->shard);
+    s->list[s->n++] = *p;
+    return ASSAY_OK;
+}
+
+/* [[start,length],...] of one dimension; lengths that add up beyond what there is are refused with the shard. */
+static int read_segments(assay_cursor *c, assay_segment list[ASSAY_MAX_SEGMENTS])
+{
+    int n = 0;
+    assay_cursor_expect(c, "[");
+    while (c->good && !assay_cursor_is(c, "]")) {
+        assay_cursor_expect(c, n > 0 ? ",[" : "[");
+        if (n == ASSAY_MAX_SEGMENTS) {
+            c->good = false;
+            break;
+        }
+        list[n].start = assay_cursor_integer(c);
+        assay_cursor_expect(c, ",");
+        list[n++].length = assay_cursor_integer(c);
+        assay_cursor_expect(c, "]");
+    }
+    return n;
+}
+
+/* *mine false: it is another rank's to check, and is only read over. */
+static assay_status read_shard(assay_cursor *c, const assay_param_spec *p, bool mine, const char *what,
+                               assay_shard *out)
+{
+    assay_segment list[ASSAY_MAX_SEGMENTS];
+    assay_shard_whole(out, p->shape, p->ndim);
+    assay_cursor_expect(c, "[");
+    for (int d = 0; d < p->ndim; d++) {
+        if (d > 0)
+            assay_cursor_expect(c, ",");
+        const int n = read_segments(c, list);
+        if (!mine || !c->good)
+            continue;
+        out->local_shape[d] = 0;
+        for (int i = 0; i < n; i++)
+            ASSAY_CHECK(assay_add_i64(out->local_shape[d], list[i].length, &out->local_shape[d]),
+                        ASSAY_FORMAT, "%s: %s: dimension %d: lengths overflow", what, p->name, d);
+        assay_shard_set(out, d, list, n);
+    }
+    assay_cursor_expect(c, "]");
+    return mine && c->good ? assay_shard_check(out, what) : ASSAY_OK;
+}
+
+/* As assay_checkpoint_add writes it. */
+static assay_status take_piece(seal *s, assay_cursor *c, int rank, const char *what)
+{
+    const assay_checkpoint_plan *plan = &s->w->plan;
+    const int64_t n_params = plan->content.spec->n_params;
+    assay_cursor_expect(c, "{\"family\":");
+    const int64_t family = assay_cursor_integer(c);
+    assay_cursor_expect(c, ",\"param\":");
+    const int64_t param = assay_cursor_integer(c);
+    assay_cursor_expect(c, ",\"writes\":");
+    said p = {.rank = rank, .writes = assay_cursor_is(c, "true")};
+    assay_cursor_expect(c, p.writes ? ",\"segments\":" : "false,\"segments\":");
+    if (!c->good)
+        return ASSAY_OK; /* said by the caller */
+    ASSAY_CHECK(family >= 0 && family < assay_checkpoint_families(&plan->content) && param >= 0 &&
+                    param < n_params,
+                ASSAY_FORMAT, "%s: family %lld, parameter %lld: expected at most %d and %lld", what,
+                (long long)family, (long long)param, assay_checkpoint_families(&plan->content) - 1,
+                (long long)n_params - 1);
+    p.family = (int)family;
+    p.unit = (int64_t)assay_checkpoint_stored_family(&plan->content, p.family) * n_params + param;
+    const bool mine = is_mine(s->w, p.unit);
+    ASSAY_TRY(read_shard(c, &plan->content.spec->params[param], mine, what, &p.shard));
+    assay_cursor_expect(c, ",\"hash\":\"");
+    assay_cursor_string(c, p.hash, sizeof p.hash);
+    c->good = c->good && strlen(p.hash) == ASSAY_HASH_HEX - 1;
+    assay_cursor_expect(c, "}");
+    return mine && c->good ? add_said(s, &p, what) : ASSAY_OK;
+}
+
+/* Each rank reads what all have said: as their writer puts it, or not at all. */
+static assay_status take_pieces(seal *s, const char *text, uint64_t bytes, int rank, const char *what)
+{
+    assay_cursor c = {text, text + bytes, true};
+    assay_cursor_expect(&c, "[");
+    for (bool first = true; c.good && !assay_cursor_is(&c, "]"); first = false) {
+        if (!first)
+            assay_cursor_expect(&c, ",");
+        ASSAY_TRY(take_piece(s, &c, rank, what));
+    }
+    ASSAY_CHECK(c.good && c.at == c.end, ASSAY_FORMAT,
+                "%s: byte %lld: expected a list of pieces as a rank writes it", what,
+                (long long)(c.at - text));
+    return ASSAY_OK;
 }
 
 static assay_status read_pieces(seal *s)
 {
     char path[ASSAY_CHECKPOINT_PATH + 64];
     for (int r = 0; r < s->w->world; r++) {
-        json_t *pieces = NULL;
+        char *text = NULL;
+        uint64_t bytes = 0;
         assay_checkpoint_rank_file(path, s->w->tmp, ASSAY_RANK_PIECES, r);
-        ASSAY_TRY(assay_checkpoint_rank_load(s->w, ASSAY_RANK_PIECES, r, &pieces));
-        assay_status st = ASSAY_OK;
-        for (size_t i = 0; i < json_array_size(pieces) && st == ASSAY_OK; i++)
-            st = take_piece(s, json_array_get(pieces, i), r, path);
-        json_decref(pieces);
+        ASSAY_TRY(assay_checkpoint_rank_read(s->w, ASSAY_RANK_PIECES, r, &text, &bytes));
+        const assay_status st = take_pieces(s, text, bytes, r, path);
+        free(text);
         ASSAY_TRY(st);
     }
     return ASSAY_OK;

@@ -16,19 +16,6 @@ void assay_checkpoint_file(char *out, const char *dir, const char *name)
     snprintf(out, ASSAY_CHECKPOINT_PATH + 64, "%s/%s", dir, name);
 }
 
-json_t *assay_shard_to_json(const assay_shard *s)
-{
-    json_t *segments = json_array();
-    for (int d = 0; d < s->ndim; d++) {
-        json_t *list = json_array();
-        for (int i = 0; i < s->n_segments[d]; i++)
-            json_array_append_new(list, json_pack("[II]", (json_int_t)s->segments[d][i].start,
-                                                  (json_int_t)s->segments[d][i].length));
-        json_array_append_new(segments, list);
-    }
-    return segments;
-}
-
 uint64_t assay_checkpoint_job(void)
 {
     uint64_t job = 0;
@@ -243,7 +230,7 @@ static assay_status check_piece(const assay_checkpoint_writer *w, int family, in
     return ASSAY_OK;
 }
 
-/* As assay_shard_to_json. */
+/* [[[start,length],...],...]: a list for each dimension. */
 static void put_segments(assay_json_text *t, const assay_shard *s)
 {
     assay_json_text_open(t, '[');

@@ -398,9 +398,12 @@ assay_status assay_trace_write_op(assay_trace_writer *w, assay_trace_op *op)
     put_integer(w, "variant", op->variant);
     if (op->variant_name[0] != '\0')
         put_text(w, "variant_name", op->variant_name);
-    put_value(w, "arith", assay_arith_to_json(&op->arith.all));
-    if (op->arith.n > 0)
-        put_value(w, "output_arith", assay_declaration_outputs(&op->arith));
+    assay_json_text_key(&w->line, "arith");
+    assay_arith_put(&w->line, &op->arith.all);
+    if (op->arith.n > 0) {
+        assay_json_text_key(&w->line, "output_arith");
+        assay_declaration_put_outputs(&w->line, &op->arith);
+    }
     if (op->attrs)
         put_value(w, "attrs", json_incref(op->attrs));
     if (op->recompute)

@@ -324,6 +324,45 @@ Test(core_checkpoint, wrong_pieces_are_named)
     assay_spec_destroy(spec);
 }
 
+/* Lists of pieces lie in a folder that others can write to. */
+Test(core_checkpoint, a_list_of_pieces_that_no_rank_wrote_is_refused)
+{
+    static const struct {
+        const char *edit, *message;
+    } rows[] = {{"s/^.//", "byte 0: expected a list of pieces"},
+                {"s/,/, /", "expected a list of pieces"},
+                {"s/.$//", "expected a list of pieces"},
+                {"s/$/ /", "expected a list of pieces"},
+                {"s/true/null/", "expected a list of pieces"},
+                {"s/\\(hash\":\"\\)./\\1/", "expected a list of pieces"},
+                {"s/\\(hash\":\"\\)/\\10/", "expected a list of pieces"},
+                {"s/family\":0/family\":9/", "family 9, parameter 0: expected at most"},
+                {"s/family\":0/family\":-1/", "family -1"},
+                {"s/param\":0/param\":99/", "parameter 99: expected at most"},
+                {"s/param\":0/param\":99999999999999999999/", "expected a list of pieces"},
+                {"s/\\[\\[\\[[0-9]*,/[[[-1,/", "segment [-1, +11) is not inside [0, 11)"},
+                {"s/\\[\\[\\[0,[0-9]*/[[[0,999999/", "segment [0, +999999) is not inside"},
+                {"s/\\[\\[\\[/[[[0,1],[/", "overlap"},
+                {"s/\\[\\[\\[\\([0-9]*\\),/[[[\\1/", "expected a list of pieces"}};
+    assay_model_spec *spec = checkpoint_spec(qwen3_small);
+    const assay_checkpoint_content content = checkpoint_content(spec, ASSAY_BF16);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char shell[200];
+        assay_checkpoint_writer *w = NULL;
+        in_root("rm -rf c*");
+        cr_assert_eq(assay_checkpoint_writer_open(&w, path_of("c"), 7, 0, 0, 1, &content), ASSAY_OK);
+        checkpoint_add_all(w, &content, 0, 1, NULL);
+        cr_assert_eq(assay_checkpoint_writer_finish(w), ASSAY_OK);
+        snprintf(shell, sizeof shell, "sed -i '%s' c.tmp-*/pieces-00000.json", rows[i].edit);
+        in_root(shell);
+        cr_expect_eq(assay_checkpoint_seal(w), ASSAY_FORMAT, "%s: %s", rows[i].edit, assay_error_message());
+        cr_expect_not_null(strstr(assay_error_message(), rows[i].message), "%s: %s", rows[i].edit,
+                           assay_error_message());
+        assay_checkpoint_writer_destroy(w);
+    }
+    assay_spec_destroy(spec);
+}
+
 /* Two jobs write to one DIR at once: each stages alone; the first to publish wins, the other is told where its own lies. */
 Test(core_checkpoint, two_jobs_never_mix)
 {
@@ -494,6 +533,16 @@ Test(core_checkpoint, readers_share_out_the_hashing)
         }
         cr_expect_eq(refused, 1, "%s: refused by %d", files[i], refused);
     }
+    int refused = 0;
+    write_two(spec);
+    in_root("sed -i 's/\\(norm.weight\": \"\\)[0-9a-f]/\\1x/' a/manifest.json"); /* the hash of a tensor */
+    for (int r = 0; r < 3; r++) {
+        assay_checkpoint *c = NULL;
+        const assay_status st = assay_checkpoint_open_share(&c, path_of("a"), &none, r, 3);
+        refused += st != ASSAY_OK && strstr(assay_error_message(), "manifest.json: was changed") != NULL;
+        assay_checkpoint_close(c);
+    }
+    cr_expect_eq(refused, 1, "the manifest: refused by %d", refused);
     assay_spec_destroy(spec);
 }
 
