@@ -94,7 +94,7 @@ static assay_status put_maps(heatmap *h)
     bool left_out = false;
     ASSAY_CHECK(precisions != NULL, ASSAY_OUT_OF_MEMORY, "report: heat map");
     for (int64_t i = 0; i < parity_report_count(h->p->r); i++) {
-        const parity_result *x = parity_report_at(h->p->r, i);
+        const parity_claim *x = parity_report_at(h->p->r, i);
         if (x->check != PARITY_CHECK_LOCAL)
             continue;
         parity_layer_of(x->instance, layer);
@@ -108,7 +108,7 @@ static assay_status put_maps(heatmap *h)
     for (int k = 0; k < precisions->n; k++) {
         layers->n = ops->n = 0;
         for (int64_t i = 0; i < parity_report_count(h->p->r); i++) {
-            const parity_result *x = parity_report_at(h->p->r, i);
+            const parity_claim *x = parity_report_at(h->p->r, i);
             if (x->check != PARITY_CHECK_LOCAL || strcmp(x->precision, precisions->text[k]) != 0)
                 continue;
             parity_layer_of(x->instance, layer);
@@ -127,12 +127,12 @@ done:
 
 /* --- by instance and layout --------------------------------------------------------------------------------- */
 
-static void row_key(char out[KEY], const parity_result *x)
+static void row_key(char out[KEY], const parity_claim *x)
 {
     snprintf(out, KEY, "R|%s|%s|%s", x->case_name, x->instance, x->op);
 }
 
-static void cell_key(char out[KEY], const parity_result *row, int64_t column)
+static void cell_key(char out[KEY], const parity_claim *row, int64_t column)
 {
     snprintf(out, KEY, "C|%lld|%s|%s", (long long)column, row->instance, row->op);
 }
@@ -147,7 +147,7 @@ static assay_status add_rows(heatmap *h)
     char key[KEY];
     assay_status st = ASSAY_OK;
     for (int64_t i = 0; i < parity_report_count(h->p->r); i++) {
-        const parity_result *x = parity_report_at(h->p->r, i);
+        const parity_claim *x = parity_report_at(h->p->r, i);
         if (x->check != PARITY_CHECK_LOCAL)
             continue;
         row_key(key, x);
@@ -194,7 +194,7 @@ static void put_table(const heatmap *h, int64_t first, bool open)
     const parity_column *head = &h->p->columns[first];
     bool begun = false;
     for (int64_t i = head->first; i < parity_report_count(h->p->r); i++) {
-        const parity_result *x = parity_report_at(h->p->r, i);
+        const parity_claim *x = parity_report_at(h->p->r, i);
         if (x->check != PARITY_CHECK_LOCAL || !same_table(head, &h->p->columns[h->p->column_of[i]]))
             continue;
         row_key(key, x);

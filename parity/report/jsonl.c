@@ -33,7 +33,7 @@ static void put_text(assay_json_text *t, const char *key, const char *text)
     assay_json_text_string(t, text);
 }
 
-static void put_result(assay_json_text *t, const parity_report *report, const parity_result *r)
+static void put_result(assay_json_text *t, const parity_report *report, const parity_claim *r)
 {
     assay_json_text_begin(t);
     assay_json_text_open(t, '{');

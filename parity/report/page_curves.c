@@ -190,7 +190,7 @@ static assay_status put_tensor(const parity_page *p, int64_t first, const char *
     chart c = {
         .tensor = tensor, .curves = curves, .low = HUGE_VAL, .high = -HUGE_VAL, .first_step = INT64_MAX};
     for (int64_t i = p->columns[first].first; i < parity_report_count(p->r); i++) {
-        const parity_result *x = parity_report_at(p->r, i);
+        const parity_claim *x = parity_report_at(p->r, i);
         const parity_curve *curve = parity_report_drawn(p->r, x).curve;
         if (curve != NULL && strcmp(x->tensor, tensor) == 0 &&
             same_table(&p->columns[p->column_of[i]], &p->columns[first]))
