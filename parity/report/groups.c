@@ -10,7 +10,10 @@ static assay_status find(parity_groups *g, parity_map *places, const parity_clai
                          int64_t *at)
 {
     char key[KEY];
-    snprintf(key, sizeof key, "%lld|%d|%s", (long long)column, (int)x->check, x->op);
+    parity_key k = parity_key_begin(key, sizeof key);
+    parity_key_number(&k, column);
+    parity_key_number(&k, (int64_t)x->check);
+    parity_key_text(&k, x->op);
     *at = parity_map_get(places, key);
     if (*at >= 0)
         return ASSAY_OK;

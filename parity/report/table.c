@@ -80,8 +80,9 @@ static void print_failure(const parity_claim *x, FILE *out)
  * others. */
 static void print_failures(const parity_report *r, FILE *out, const char *results)
 {
-    int64_t hidden = 0;
-    for (int k = 0; k < PARITY_CHECK_COUNT; k++) {
+    int64_t hidden = 0, passed, failed, skipped;
+    parity_report_totals(r, &passed, &failed, &skipped);
+    for (int k = 0; k < PARITY_CHECK_COUNT && failed + skipped > 0; k++) {
         int64_t shown = 0;
         for (int64_t i = 0; i < parity_report_count(r); i++) {
             const parity_claim *x = parity_report_at(r, i);
