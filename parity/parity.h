@@ -72,6 +72,31 @@ typedef struct parity_result {
  * -1: a check that never filled it is not a pass. */
 void parity_result_init(parity_result *r);
 
+/* A result as reports and tables keep it, a tenth of its size: the same numbers, and the same texts as pointers, never NULL, empty
+ * ones too.  Whose the texts are is said where a claim is handed out; of one report equal texts are one pointer. */
+enum { PARITY_TEXTS = 12 };
+typedef struct parity_claim {
+    /* What walks over all claims of a run ask for stands in front. */
+    parity_check check;
+    parity_verdict verdict;
+    double ratio, share;
+    int64_t n_ambiguous;
+    int picture, excerpt, curve;
+    int rank, variant, index_ndim;
+    assay_phase phase;
+    bool is_distance;
+    int64_t step, microbatch, count, n_bad;
+    double found, expected, allowance;
+    int64_t index[ASSAY_MAX_DIMS];
+    union {
+        struct {
+            const char *case_name, *precision, *layout, *variants; /* of one column */
+            const char *op, *instance, *tensor, *engine, *tier, *message, *diagnosis, *reproduce;
+        };
+        const char *text[PARITY_TEXTS];
+    };
+} parity_claim;
+
 /* --- report: collects results (report/report.c) ------------------------------------------------------------- */
 typedef struct parity_report parity_report;
 assay_status parity_report_create(parity_report **out);
@@ -80,6 +105,9 @@ void parity_report_destroy(parity_report *r);
 void parity_report_set_context(parity_report *r, const parity_result *context);
 /* ASSAY_INTERNAL for a result whose check was never set. */
 assay_status parity_report_add(parity_report *r, const parity_result *result);
+/* The same of a claim, of another report or made by hand: its texts are copied, and inherited where they are empty.  drawn:
+ * what is drawn of it, as below; NULL: nothing. */
+assay_status parity_report_add_claim(parity_report *r, const parity_claim *claim, const parity_drawn *drawn);
 /* The same with what is drawn of it, copied.  Of failures a report takes the first four pictures and excerpts of
  * each case, precision, layout and kernels, 16 and 40 in all. */
 enum {
@@ -90,10 +118,11 @@ enum {
 };
 assay_status parity_report_add_drawn(parity_report *r, const parity_result *result,
                                      const parity_drawn *drawn);
-/* What is drawn of a result of this report. */
-parity_drawn parity_report_drawn(const parity_report *r, const parity_result *result);
+/* What is drawn of a claim of this report. */
+parity_drawn parity_report_drawn(const parity_report *r, const parity_claim *claim);
 int64_t parity_report_count(const parity_report *r);
-const parity_result *parity_report_at(const parity_report *r, int64_t i);
+/* Valid until something is added; its texts are the report's.  NULL: there is none. */
+const parity_claim *parity_report_at(const parity_report *r, int64_t i);
 /* Which part of which run the results are: part `shard` of `shards`; run: what it was asked for, in short ("" : no run of
  * `assay run`). */
 typedef struct parity_origin {

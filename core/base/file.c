@@ -213,17 +213,22 @@ assay_status assay_sync_folder_of(const char *path)
     return st;
 }
 
-assay_status assay_write_file(const char *path, const void *data, uint64_t bytes)
+/* The file that takes the place of `path` when it is whole. */
+static assay_status open_beside(const char *path, char beside[PATH_MAX], int *fd)
 {
-    char beside[PATH_MAX];
-    const int length = snprintf(beside, sizeof beside, "%s.tmp.%ld", path, (long)getpid());
-    ASSAY_CHECK(length > 0 && (size_t)length < sizeof beside, ASSAY_INVALID_ARGUMENT,
-                "%.64s...: path of more than %zu bytes", path, sizeof beside - 1);
-    const int fd = open(beside, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666);
-    ASSAY_CHECK(fd >= 0, status_of(errno), "%s: cannot create: %s", beside, strerror(errno));
-    assay_status st = ASSAY_OK;
+    const int length = snprintf(beside, PATH_MAX, "%s.tmp.%ld", path, (long)getpid());
+    ASSAY_CHECK(length > 0 && length < PATH_MAX, ASSAY_INVALID_ARGUMENT,
+                "%.64s...: path of more than %d bytes", path, PATH_MAX - 1);
+    *fd = open(beside, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666);
+    ASSAY_CHECK(*fd >= 0, status_of(errno), "%s: cannot create: %s", beside, strerror(errno));
+    return ASSAY_OK;
+}
+
+/* It does so if st, the status of writing it, is ASSAY_OK. */
+static assay_status publish(assay_status st, int fd, const char *beside, const char *path)
+{
     bool open_now = true;
-    ASSAY_TRY_GOTO(write_all(fd, data, bytes, beside), st, done);
+    ASSAY_TRY_GOTO(st, st, done);
     ASSAY_TRY_GOTO(assay_sync_file(fd, beside), st, done);
     open_now = false;
     ASSAY_CHECK_GOTO(close(fd) == 0, ASSAY_IO, st, done, "%s: cannot close: %s", beside, strerror(errno));
@@ -236,6 +241,42 @@ done:
         close(fd);
     unlink(beside);
     return st;
+}
+
+assay_status assay_write_file(const char *path, const void *data, uint64_t bytes)
+{
+    char beside[PATH_MAX];
+    int fd = -1;
+    ASSAY_TRY(open_beside(path, beside, &fd));
+    return publish(write_all(fd, data, bytes, beside), fd, beside, path);
+}
+
+static assay_status put_into(int fd, const char *beside, assay_file_put put, void *user)
+{
+    const int own = fcntl(fd, F_DUPFD_CLOEXEC, 0); /* closed with its FILE */
+    FILE *f = own >= 0 ? fdopen(own, "wb") : NULL;
+    const int opening = errno;
+    if (f == NULL && own >= 0)
+        close(own);
+    ASSAY_CHECK(f != NULL, ASSAY_IO, "%s: cannot write: %s", beside, strerror(opening));
+    void *buffer = assay_buffer_file(f);
+    const assay_status st = put(user, f);
+    errno = 0;
+    const bool whole = ferror(f) == 0;
+    const bool ok = fclose(f) == 0 && whole;
+    const int code = errno;
+    free(buffer);
+    ASSAY_TRY(st);
+    ASSAY_CHECK(ok, ASSAY_IO, "%s: cannot write: %s", beside, code != 0 ? strerror(code) : "no progress");
+    return ASSAY_OK;
+}
+
+assay_status assay_write_file_by(const char *path, assay_file_put put, void *user)
+{
+    char beside[PATH_MAX];
+    int fd = -1;
+    ASSAY_TRY(open_beside(path, beside, &fd));
+    return publish(put_into(fd, beside, put, user), fd, beside, path);
 }
 
 static assay_status read_all(int fd, uint64_t limit, const char *path, char **out, uint64_t *bytes)

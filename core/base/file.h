@@ -19,6 +19,10 @@ assay_status assay_scratch_make(const char *word, char *out, size_t capacity);
 void assay_scratch_remove(const char *dir);
 /* Writes bytes beside, fsyncs, renames, fsyncs the folder. */
 assay_status assay_write_file(const char *path, const void *data, uint64_t bytes);
+/* The same of what `put` writes, which is never in memory as a whole.  A status that it returns is handed on, and leaves no file; what
+ * f could not take is found here. */
+typedef assay_status (*assay_file_put)(void *user, FILE *f);
+assay_status assay_write_file_by(const char *path, assay_file_put put, void *user);
 /* pwrite until all is written: 0, or errno (ENOSPC where nothing more is taken without a word). */
 int assay_pwrite_all(int fd, const void *data, int64_t bytes, int64_t offset);
 /* Makes f write in blocks of 64 KiB.  Before its first output; the buffer is freed by the caller once f is closed.  NULL: no memory, and f keeps

@@ -135,7 +135,7 @@ static assay_status answer(const campaign *c)
     return st;
 }
 
-static void note_worst(campaign *c, const parity_result *r)
+static void note_worst(campaign *c, const parity_claim *r)
 {
     char mode[32];
     worst *w = NULL;
@@ -179,7 +179,7 @@ static assay_status judge(campaign *c, const char *request, const char *path)
     ASSAY_TRY(parity_report_create(&report));
     ASSAY_TRY_GOTO(parity_check_exact_taken(request, path, NULL, NULL, report), st, done);
     for (int64_t i = 0; i < parity_report_count(report); i++) {
-        const parity_result *r = parity_report_at(report, i);
+        const parity_claim *r = parity_report_at(report, i);
         char text[PARITY_TEXT + 160];
         c->elements += r->count;
         note_worst(c, r);

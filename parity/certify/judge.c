@@ -39,7 +39,7 @@ static void mode_of(const char *instance, char out[32])
     snprintf(out, 32, "%.*s", dot != NULL ? (int)strcspn(dot + 1, ".") : 0, dot != NULL ? dot + 1 : "");
 }
 
-static certify_trial trial_of(const parity_result *r)
+static certify_trial trial_of(const parity_claim *r)
 {
     char mode[32];
     mode_of(r->instance, mode);
@@ -49,7 +49,7 @@ static certify_trial trial_of(const parity_result *r)
 }
 
 /* How close the output came: worst over the data modes that have a bound. */
-static void note_output(certify_result *into, const parity_result *r, const char *act)
+static void note_output(certify_result *into, const parity_claim *r, const char *act)
 {
     certify_output *o = NULL;
     char mode[32], place[96];
@@ -72,17 +72,16 @@ static void note_output(certify_result *into, const parity_result *r, const char
     if (r->ratio <= o->ratio)
         return;
     mode_of(r->instance, mode);
-    parity_result where = *r;
     size_t n = 0;
     place[0] = '\0';
-    for (int d = 0; d < where.index_ndim && n + 24 < sizeof place; d++)
+    for (int d = 0; d < r->index_ndim && n + 24 < sizeof place; d++)
         n += (size_t)snprintf(place + n, sizeof place - n, "%s%lld", d > 0 ? ", " : "",
-                              (long long)where.index[d]);
+                              (long long)r->index[d]);
     o->ratio = r->ratio;
     snprintf(o->place, sizeof o->place, "%s, element [%s]", mode, place);
 }
 
-static void take(certify_result *into, const parity_result *r, certify_trial only, const char *act)
+static void take(certify_result *into, const parity_claim *r, certify_trial only, const char *act)
 {
     const certify_trial t = only != CERTIFY_TRIALS ? only : trial_of(r);
     into->board.trial[t].calls++;
@@ -169,7 +168,7 @@ assay_status certify_judge(const char *request, const char *answer, const char *
     ASSAY_TRY(parity_report_create(&report));
     ASSAY_TRY_GOTO(parity_check_exact_taken(request, answer, is_taken, &f, report), st, done);
     for (int64_t i = 0; i < parity_report_count(report); i++) {
-        const parity_result *r = parity_report_at(report, i);
+        const parity_claim *r = parity_report_at(report, i);
         certify_result *into = result_of(results, n_results, r->op);
         if (into != NULL)
             take(into, r, only, act);

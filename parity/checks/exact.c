@@ -283,13 +283,15 @@ static assay_status judge_all(exact *x)
 }
 
 /* Rows of one operation kind, rung and slot: the many sizes of an operation are one claim. */
-static void fold(parity_result *r)
+static void fold(parity_claim *c, char instance[ASSAY_NAME])
 {
-    char *dot = strrchr(r->instance, '.');
-    if (dot == NULL || (strncmp(r->instance, "exact.", 6) != 0 && strncmp(r->instance, "local.", 6) != 0))
+    snprintf(instance, ASSAY_NAME, "%s", c->instance);
+    char *dot = strrchr(instance, '.');
+    if (dot == NULL || (strncmp(instance, "exact.", 6) != 0 && strncmp(instance, "local.", 6) != 0))
         return;
     const char *rung = dot + strcspn(dot, " "); /* " k2": stays */
     memmove(dot, rung, strlen(rung) + 1);
+    c->instance = instance;
 }
 
 static assay_status flush(const parity_table *table, parity_check check, parity_report *report)
@@ -301,13 +303,14 @@ static assay_status flush(const parity_table *table, parity_check check, parity_
     ASSAY_TRY_GOTO(parity_table_create(&folded, check), st, done);
     ASSAY_TRY_GOTO(parity_table_flush(table, all), st, done);
     for (int64_t i = 0; i < parity_report_count(all); i++) {
-        parity_result r = *parity_report_at(all, i);
-        const parity_drawn drawn = parity_report_drawn(all, &r);
-        ASSAY_TRY_GOTO(parity_gallery_take(parity_table_gallery(folded), &drawn, &r.picture, &r.excerpt), st,
+        parity_claim c = *parity_report_at(all, i);
+        char instance[ASSAY_NAME];
+        const parity_drawn drawn = parity_report_drawn(all, &c);
+        ASSAY_TRY_GOTO(parity_gallery_take(parity_table_gallery(folded), &drawn, &c.picture, &c.excerpt), st,
                        done);
-        if (r.verdict == PARITY_PASS)
-            fold(&r); /* a failure keeps the number of its operation */
-        ASSAY_TRY_GOTO(parity_table_merge(folded, &r), st, done);
+        if (c.verdict == PARITY_PASS)
+            fold(&c, instance); /* a failure keeps the number of its operation */
+        ASSAY_TRY_GOTO(parity_table_merge_claim(folded, &c), st, done);
     }
     ASSAY_TRY_GOTO(parity_table_flush(folded, report), st, done);
 done:

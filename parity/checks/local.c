@@ -1,6 +1,5 @@
-/* The local check: every recorded operation is computed again in double from its own recorded inputs, and
- * every element of its outputs must lie within what the declared arithmetic allows.  No error accumulates, so
- * the first operation that fails is the culprit.
+/* The local check: every recorded operation is computed again in double from its own recorded inputs, and every element of its
+ * outputs must lie within what the declared arithmetic allows.  No error accumulates, so the first operation that fails is the culprit.
  *
  * Operations with the same name, attributes, arithmetic, inputs and outputs (replicas) are computed once. */
 #include "core/model/ops.h"
@@ -25,7 +24,8 @@ typedef struct local {
         char *text;
     } dumped[64];
     int64_t n, capacity;
-    parity_result *results; /* runs of results, each run ended by one without a slot */
+    parity_claim *claims; /* runs of results, each run ended by one without a slot */
+    parity_map *texts;    /* of the claims */
     parity_scales scales;
     parity_result base;
 } local;
@@ -34,12 +34,14 @@ static assay_status keep(local *l, const parity_result *r)
 {
     if (l->n == l->capacity) {
         const int64_t capacity = l->capacity ? 2 * l->capacity : 256;
-        parity_result *results = realloc(l->results, (size_t)capacity * sizeof *results);
-        ASSAY_CHECK(results, ASSAY_OUT_OF_MEMORY, "%lld results", (long long)capacity);
-        l->results = results;
+        parity_claim *claims = realloc(l->claims, (size_t)capacity * sizeof *claims);
+        ASSAY_CHECK(claims, ASSAY_OUT_OF_MEMORY, "%lld results", (long long)capacity);
+        l->claims = claims;
         l->capacity = capacity;
     }
-    l->results[l->n++] = *r;
+    parity_claim c = parity_claim_of(r);
+    ASSAY_TRY(parity_claim_keep(&c, l->n > 0 ? &l->claims[l->n - 1] : NULL, l->texts, false));
+    l->claims[l->n++] = c;
     return ASSAY_OK;
 }
 
@@ -230,10 +232,10 @@ done:
 /* Results of an operation that has been judged before, under this operation's name and place. */
 static assay_status merge_run(local *l, const assay_trace_op *op, int64_t first)
 {
-    for (int64_t i = first; l->results[i].verdict != PARITY_SKIP || l->results[i].message[0]; i++) {
-        parity_result r = l->results[i];
-        parity_result_from_op(&r, op);
-        ASSAY_TRY(parity_table_merge(l->table, &r));
+    for (int64_t i = first; l->claims[i].verdict != PARITY_SKIP || l->claims[i].message[0]; i++) {
+        parity_claim c = l->claims[i];
+        parity_claim_from_op(&c, op);
+        ASSAY_TRY(parity_table_merge_claim(l->table, &c));
     }
     return ASSAY_OK;
 }
@@ -381,6 +383,7 @@ assay_status parity_check_local(const assay_trace *t, parity_report *report)
     parity_scales_from_trace(t, &l.scales);
     ASSAY_TRY_GOTO(parity_table_create(&l.table, PARITY_CHECK_LOCAL), st, done);
     ASSAY_TRY_GOTO(parity_map_create(&l.cache), st, done);
+    ASSAY_TRY_GOTO(parity_map_create(&l.texts), st, done);
     ASSAY_TRY_GOTO(parity_calls_create(&l.calls, t), st, done);
     ASSAY_TRY_GOTO(judge_all(&l), st, done);
     /* an operation that fails in a later step, on what an earlier one broke, is not the culprit */
@@ -388,7 +391,8 @@ assay_status parity_check_local(const assay_trace *t, parity_report *report)
 done:
     for (size_t i = 0; i < sizeof l.dumped / sizeof *l.dumped; i++)
         free(l.dumped[i].text);
-    free(l.results);
+    free(l.claims);
+    parity_map_destroy(l.texts);
     parity_calls_destroy(l.calls);
     parity_map_destroy(l.cache);
     parity_table_destroy(l.table);

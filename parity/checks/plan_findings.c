@@ -7,16 +7,16 @@
 #include <string.h>
 
 typedef struct row {
-    parity_result r;
-    plan_order order;      /* of the failure that r tells */
+    parity_claim c;
+    plan_order order;      /* of the failure that c tells */
     int64_t wanted, found; /* its operations, as in plan_place */
-    int words;             /* of r's message, before its place */
+    int words;             /* of c's message, before its place */
     bool waits;            /* to be drawn */
     int64_t next;          /* of those that wait, 1 + number, 0: none */
 } row;
 struct plan_findings {
     parity_result base;
-    parity_map *map;
+    parity_map *map, *texts; /* numbers of the rows by key; what is written in them */
     int64_t n, capacity, waiting;
     row *rows;
     parity_gallery gallery;
@@ -24,17 +24,18 @@ struct plan_findings {
 
 assay_status plan_findings_create(plan_findings **out, const parity_result *base)
 {
+    assay_status st = ASSAY_OK;
     plan_findings *f = calloc(1, sizeof *f);
     *out = NULL;
     ASSAY_CHECK(f, ASSAY_OUT_OF_MEMORY, "findings of the plan");
     f->base = *base;
-    const assay_status st = parity_map_create(&f->map);
-    if (st != ASSAY_OK) {
-        free(f);
-        return st;
-    }
+    ASSAY_TRY_GOTO(parity_map_create(&f->map), st, fail);
+    ASSAY_TRY_GOTO(parity_map_create(&f->texts), st, fail);
     *out = f;
     return ASSAY_OK;
+fail:
+    plan_findings_destroy(f);
+    return st;
 }
 
 void plan_findings_destroy(plan_findings *f)
@@ -42,9 +43,33 @@ void plan_findings_destroy(plan_findings *f)
     if (f == NULL)
         return;
     parity_map_destroy(f->map);
+    parity_map_destroy(f->texts);
     parity_gallery_free(&f->gallery);
     free(f->rows);
     free(f);
+}
+
+/* A claim that holds so far. */
+static assay_status add_row(plan_findings *f, const plan_place *at)
+{
+    parity_result r = f->base;
+    r.verdict = PARITY_PASS;
+    r.phase = at->phase;
+    snprintf(r.op, sizeof r.op, "%s", at->op);
+    snprintf(r.instance, sizeof r.instance, "%s", at->instance);
+    if (f->n == f->capacity) {
+        const int64_t capacity = f->capacity > 0 ? 2 * f->capacity : 256;
+        row *rows = realloc(f->rows, (size_t)capacity * sizeof *rows);
+        ASSAY_CHECK(rows, ASSAY_OUT_OF_MEMORY, "findings of %lld operations", (long long)capacity);
+        f->rows = rows;
+        f->capacity = capacity;
+    }
+    row *to = &f->rows[f->n];
+    memset(to, 0, sizeof *to);
+    to->c = parity_claim_of(&r);
+    ASSAY_TRY(parity_claim_keep(&to->c, f->n > 0 ? &to[-1].c : NULL, f->texts, false));
+    f->n++;
+    return ASSAY_OK;
 }
 
 static assay_status row_at(plan_findings *f, const plan_place *at, row **out)
@@ -56,23 +81,9 @@ static assay_status row_at(plan_findings *f, const plan_place *at, row **out)
     parity_key_number(&k, (int64_t)at->phase);
     int64_t i = parity_map_get(f->map, key);
     if (i < 0) {
-        if (f->n == f->capacity) {
-            const int64_t capacity = f->capacity > 0 ? 2 * f->capacity : 256;
-            row *rows = realloc(f->rows, (size_t)capacity * sizeof *rows);
-            ASSAY_CHECK(rows, ASSAY_OUT_OF_MEMORY, "findings of %lld operations", (long long)capacity);
-            f->rows = rows;
-            f->capacity = capacity;
-        }
         i = f->n;
+        ASSAY_TRY(add_row(f, at));
         ASSAY_TRY(parity_map_put(f->map, key, i));
-        f->n++;
-        row *r = &f->rows[i];
-        memset(r, 0, sizeof *r);
-        r->r = f->base;
-        r->r.verdict = PARITY_PASS;
-        r->r.phase = at->phase;
-        snprintf(r->r.op, sizeof r->r.op, "%s", at->op);
-        snprintf(r->r.instance, sizeof r->r.instance, "%s", at->instance);
     }
     *out = &f->rows[i];
     return ASSAY_OK;
@@ -93,36 +104,51 @@ assay_status plan_holds(plan_findings *f, const plan_place *at)
 {
     row *r;
     ASSAY_TRY(row_at(f, at, &r));
-    r->r.count++;
+    r->c.count++;
+    return ASSAY_OK;
+}
+
+/* The words of a failure, n bytes with room for their place behind them. */
+static assay_status put_words(plan_findings *f, row *r, const plan_place *at, const char *item,
+                              char message[PARITY_TEXT], int n)
+{
+    char tensor[ASSAY_NAME];
+    parity_claim c = r->c;
+    snprintf(message + n, PARITY_TEXT - (size_t)n, " (rank %d, step %lld, microbatch %lld)", at->rank,
+             (long long)at->step, (long long)at->microbatch);
+    snprintf(tensor, sizeof tensor, "%s", item);
+    c.message = message;
+    c.tensor = tensor;
+    ASSAY_TRY(parity_claim_keep(&c, &r->c, f->texts, false));
+    r->c = c;
+    r->words = n;
     return ASSAY_OK;
 }
 
 assay_status plan_fails(plan_findings *f, const plan_place *at, const char *item, const char *fmt, ...)
 {
     row *r;
+    char message[PARITY_TEXT];
     ASSAY_TRY(row_at(f, at, &r));
-    const bool first = r->r.verdict != PARITY_FAIL;
+    const bool first = r->c.verdict != PARITY_FAIL;
     const bool earlier =
-        at->step < r->r.step || (at->step == r->r.step && compare_orders(&at->order, &r->order) < 0);
-    r->r.count++;
-    r->r.n_bad++;
+        at->step < r->c.step || (at->step == r->c.step && compare_orders(&at->order, &r->order) < 0);
+    r->c.count++;
+    r->c.n_bad++;
     if (!first && !earlier)
         return ASSAY_OK;
     va_list args;
     va_start(args, fmt);
-    int n = vsnprintf(r->r.message, sizeof r->r.message, fmt, args);
+    int n = vsnprintf(message, sizeof message, fmt, args);
     va_end(args);
-    n = n < 0 ? 0 : n >= (int)sizeof r->r.message ? (int)sizeof r->r.message - 1 : n;
-    snprintf(r->r.message + n, sizeof r->r.message - (size_t)n, " (rank %d, step %lld, microbatch %lld)",
-             at->rank, (long long)at->step, (long long)at->microbatch);
-    snprintf(r->r.tensor, sizeof r->r.tensor, "%s", item);
-    r->r.verdict = PARITY_FAIL;
-    r->r.ratio = (double)INFINITY;
-    r->r.rank = at->rank;
-    r->r.step = at->step;
-    r->r.microbatch = at->microbatch;
+    n = n < 0 ? 0 : n >= (int)sizeof message ? (int)sizeof message - 1 : n;
+    ASSAY_TRY(put_words(f, r, at, item, message, n));
+    r->c.verdict = PARITY_FAIL;
+    r->c.ratio = (double)INFINITY;
+    r->c.rank = at->rank;
+    r->c.step = at->step;
+    r->c.microbatch = at->microbatch;
     r->order = at->order;
-    r->words = n;
     r->wanted = at->wanted;
     r->found = at->found;
     if (!r->waits) {
@@ -137,14 +163,14 @@ assay_status plan_fails(plan_findings *f, const plan_place *at, const char *item
 static assay_status draw(plan_findings *f, row *r, const plan_match *m)
 {
     char message[PARITY_TEXT];
-    snprintf(message, sizeof message, "%.*s", r->words, r->r.message);
-    parity_excerpt *e = r->r.excerpt > 0 ? f->gallery.excerpts[r->r.excerpt - 1] : NULL;
+    snprintf(message, sizeof message, "%.*s", r->words, r->c.message);
+    parity_excerpt *e = r->c.excerpt > 0 ? f->gallery.excerpts[r->c.excerpt - 1] : NULL;
     if (e == NULL)
-        ASSAY_TRY(parity_gallery_excerpt(&f->gallery, &e, &r->r.excerpt));
+        ASSAY_TRY(parity_gallery_excerpt(&f->gallery, &e, &r->c.excerpt));
     if (e != NULL && (m == NULL || (r->wanted == 0 && r->found == 0)))
-        plan_excerpt_item(e, r->r.tensor, message);
+        plan_excerpt_item(e, r->c.tensor, message);
     else if (e != NULL)
-        plan_excerpt_around(e, m, r->wanted - 1, r->found - 1, r->r.tensor, message);
+        plan_excerpt_around(e, m, r->wanted - 1, r->found - 1, r->c.tensor, message);
     return ASSAY_OK;
 }
 
@@ -162,7 +188,7 @@ assay_status plan_findings_draw(plan_findings *f, const plan_match *m)
 static int compare_rows(const void *a, const void *b)
 {
     const row *const *x = a, *const *y = b;
-    const parity_result *p = &(*x)->r, *q = &(*y)->r;
+    const parity_claim *p = &(*x)->c, *q = &(*y)->c;
     if (p->step != q->step)
         return p->step < q->step ? -1 : 1;
     const int order = compare_orders(&(*x)->order, &(*y)->order);
@@ -179,15 +205,17 @@ assay_status plan_findings_flush(plan_findings *f, parity_report *report)
     const row **order = malloc(((size_t)f->n + 1) * sizeof *order);
     ASSAY_CHECK(order, ASSAY_OUT_OF_MEMORY, "findings of the plan");
     for (int64_t i = 0; i < f->n; i++) {
-        if (f->rows[i].r.verdict == PARITY_FAIL)
+        if (f->rows[i].c.verdict == PARITY_FAIL)
             order[failed++] = &f->rows[i];
     }
     qsort(order, (size_t)failed, sizeof *order, compare_rows);
-    for (int64_t i = 0; i < failed; i++)
-        ASSAY_TRY_GOTO(parity_report_add_from(report, &f->gallery, &order[i]->r), st, done);
+    for (int64_t i = 0; i < failed; i++) {
+        const parity_drawn drawn = parity_gallery_drawn(&f->gallery, &order[i]->c);
+        ASSAY_TRY_GOTO(parity_report_add_claim(report, &order[i]->c, &drawn), st, done);
+    }
     for (int64_t i = 0; i < f->n; i++) {
-        if (f->rows[i].r.verdict != PARITY_FAIL)
-            ASSAY_TRY_GOTO(parity_report_add(report, &f->rows[i].r), st, done);
+        if (f->rows[i].c.verdict != PARITY_FAIL)
+            ASSAY_TRY_GOTO(parity_report_add_claim(report, &f->rows[i].c, NULL), st, done);
     }
 done:
     free(order);

@@ -438,9 +438,9 @@ static assay_status judge_header(const whole *h, assay_precision wanted)
 }
 
 /* By the operation that makes the tensor in an unsharded step; the header stands before all. */
-static int64_t execution_order(void *user, const parity_result *r)
+static int64_t execution_order(void *user, const parity_claim *c)
 {
-    return strcmp(r->tensor, "precision") == 0 ? -1 : parity_plan_tensors_order(user, r->tensor);
+    return strcmp(c->tensor, "precision") == 0 ? -1 : parity_plan_tensors_order(user, c->tensor);
 }
 
 /* Under semantics megatron the objective is that of the traced layout. */

@@ -28,6 +28,10 @@ void parity_map_destroy(parity_map *m);
 int64_t parity_map_get(const parity_map *m, const char *key);
 /* Inserts or replaces; value >= 0. */
 assay_status parity_map_put(parity_map *m, const char *key, int64_t value);
+/* The map's own copy of a key, which lives as long as the map; NULL: absent. */
+const char *parity_map_kept(const parity_map *m, const char *key);
+/* The same; a key that was absent is put with the value 0. */
+assay_status parity_map_keep(parity_map *m, const char *key, const char **kept);
 /* A key of texts and numbers, each ended by a bar: "x|0|12|".  Keys are made by the hundred thousand, and printf is slow in a
  * program that links libquadmath.  What does not fit is cut off, as snprintf does. */
 typedef struct parity_key {
@@ -37,6 +41,17 @@ typedef struct parity_key {
 parity_key parity_key_begin(char *out, size_t capacity);
 void parity_key_text(parity_key *k, const char *text);
 void parity_key_number(parity_key *k, int64_t number);
+
+/* --- claim.c ------------------------------------------------------------------------------------------------ */
+/* As parity_result_init, with empty texts. */
+void parity_claim_init(parity_claim *c);
+/* A claim whose texts are those of *r. */
+parity_claim parity_claim_of(const parity_result *r);
+/* Bytes that a result has for text k, its NUL among them. */
+size_t parity_claim_text_bytes(int k);
+/* The texts of *c become keys of a map.  like: a claim of the same map that has most of them, where none is looked up; NULL: none.  clean:
+ * as assay_clean_text leaves them. */
+assay_status parity_claim_keep(parity_claim *c, const parity_claim *like, parity_map *texts, bool clean);
 
 /* --- verdict.c: comparing elements, rows of results --------------------------------------------------------- */
 /* Worst place of a comparison.  A failing element beats a passing one, then the larger ratio, then the
@@ -92,11 +107,11 @@ void parity_worst_to_result(const parity_worst *w, const int64_t *shape, int ndi
 /* Compares bytes element by element; a difference has no allowance. */
 void parity_worst_add_bits(parity_worst *w, const void *found, const void *expected, int64_t count,
                            assay_dtype dtype);
-/* `one` is another observation of the same claim: counts add up, the worse place wins. */
-void parity_result_merge(parity_result *into, const parity_result *one);
 /* Engine, tier, layout and precision of the trace's header. */
 void parity_result_from_trace(parity_result *r, const assay_trace *t);
 void parity_result_from_op(parity_result *r, const assay_trace_op *op);
+/* The same; its operation and instance are the record's texts. */
+void parity_claim_from_op(parity_claim *c, const assay_trace_op *op);
 #if defined(__GNUC__)
 __attribute__((format(printf, 2, 3)))
 #endif
@@ -106,22 +121,26 @@ __attribute__((format(printf, 2, 3)))
 #endif
 void parity_result_skip(parity_result *r, const char *fmt, ...);
 
-/* Rows keyed by (instance, op, tensor, phase), in order of first appearance. */
+/* Rows keyed by (instance, op, tensor, phase), in order of first appearance.  Another observation of the same claim is merged: counts add up,
+ * the worse place wins. */
 typedef struct parity_table parity_table;
 assay_status parity_table_create(parity_table **out, parity_check check);
 void parity_table_destroy(parity_table *t);
 assay_status parity_table_merge(parity_table *t, const parity_result *one);
+assay_status parity_table_merge_claim(parity_table *t, const parity_claim *one);
 /* Where its rows have their pictures and curves: freed with it. */
 parity_gallery *parity_table_gallery(parity_table *t);
 /* Whether a row is a failure. */
 bool parity_table_fails(const parity_table *t);
+/* What a gallery has of a claim. */
+parity_drawn parity_gallery_drawn(const parity_gallery *g, const parity_claim *c);
 /* Adds a result to a report with what the gallery has of it. */
 assay_status parity_report_add_from(parity_report *report, const parity_gallery *g, const parity_result *r);
 /* Adds every row to the report. */
 assay_status parity_table_flush(const parity_table *t, parity_report *report);
 /* In causal order instead: failures in front, by the first step in which one was observed and then by `order` (NULL: as they first
  * appeared); after them what holds, by `order`.  What a step broke comes before what broke on it in the next, whichever is worse. */
-typedef int64_t (*parity_order)(void *user, const parity_result *r);
+typedef int64_t (*parity_order)(void *user, const parity_claim *r);
 assay_status parity_table_flush_ordered(const parity_table *t, parity_order order, void *user,
                                         parity_report *report);
 

@@ -85,6 +85,21 @@ assay_status parity_map_put(parity_map *m, const char *key, int64_t value)
     return ASSAY_OK;
 }
 
+const char *parity_map_kept(const parity_map *m, const char *key)
+{
+    return m->slots[probe(m->slots, m->n_slots, key, assay_name_hash(key))].key;
+}
+
+assay_status parity_map_keep(parity_map *m, const char *key, const char **kept)
+{
+    *kept = parity_map_kept(m, key);
+    if (*kept == NULL) {
+        ASSAY_TRY(parity_map_put(m, key, 0));
+        *kept = parity_map_kept(m, key);
+    }
+    return ASSAY_OK;
+}
+
 /* --- keys --------------------------------------------------------------------------------------------------- */
 
 parity_key parity_key_begin(char *out, size_t capacity)

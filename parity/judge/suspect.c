@@ -92,13 +92,13 @@ int64_t suspect_count(const suspect_trial *t, double *width)
     return bad;
 }
 
-const assay_trace_op *parity_result_op(const assay_trace *trace, const parity_result *r)
+const assay_trace_op *parity_claim_op(const assay_trace *trace, const parity_claim *c)
 {
-    const int rank = r->rank >= 0 ? r->rank : 0;
+    const int rank = c->rank >= 0 ? c->rank : 0;
     for (int64_t i = 0; i < assay_trace_n_ops(trace, rank); i++) {
         const assay_trace_op *op = assay_trace_op_at(trace, rank, i);
-        if (strcmp(op->op, r->op) == 0 && strcmp(op->instance, r->instance) == 0 && op->phase == r->phase &&
-            op->step == r->step && op->microbatch == r->microbatch)
+        if (strcmp(op->op, c->op) == 0 && strcmp(op->instance, c->instance) == 0 && op->phase == c->phase &&
+            op->step == c->step && op->microbatch == c->microbatch)
             return op;
     }
     return NULL;

@@ -32,7 +32,7 @@ bool suspect_change(suspect_trial *t, int number, bool *applies, char text[PARIT
 unsigned suspect_roundings(const char *op);
 
 /* The operation that a result is about; NULL: none. */
-const assay_trace_op *parity_result_op(const assay_trace *trace, const parity_result *r);
+const assay_trace_op *parity_claim_op(const assay_trace *trace, const parity_claim *c);
 
 /* The first hypothesis under which every element passes; "" when none does. */
 assay_status parity_suspect(const assay_trace *trace, const assay_trace_op *op, char text[PARITY_TEXT]);

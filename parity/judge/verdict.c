@@ -138,7 +138,8 @@ static int badness(parity_verdict v)
     return v == PARITY_FAIL ? 2 : v == PARITY_SKIP ? 1 : 0;
 }
 
-void parity_result_merge(parity_result *into, const parity_result *one)
+/* Another observation of a claim; true: the place and the words are now its. */
+static bool merge(parity_claim *into, const parity_claim *one)
 {
     const int64_t count = into->count + one->count, n_bad = into->n_bad + one->n_bad;
     const int64_t n_ambiguous = into->n_ambiguous + one->n_ambiguous;
@@ -147,13 +148,15 @@ void parity_result_merge(parity_result *into, const parity_result *one)
     const int a = badness(into->verdict), b = badness(one->verdict);
     /* Differences of whole runs grow from step to step: the first failure is the cause. */
     const bool later = a == 2 && into->check == PARITY_CHECK_WHOLE && one->step > into->step;
-    if (b > a || (b == a && one->ratio > into->ratio && !later))
+    const bool worse = b > a || (b == a && one->ratio > into->ratio && !later);
+    if (worse)
         *into = *one;
     into->count = count;
     into->curve = curve;
     into->share = share;
     into->n_bad = n_bad;
     into->n_ambiguous = n_ambiguous;
+    return worse;
 }
 
 static void copy_header(const json_t *header, const char *key, char *out, size_t capacity)
@@ -209,26 +212,27 @@ void parity_result_skip(parity_result *r, const char *fmt, ...)
 
 struct parity_table {
     parity_check check;
-    parity_map *map;
+    parity_map *map, *texts; /* numbers of the rows by key; what is written in them */
     int64_t n, capacity;
-    parity_result *rows;
+    parity_claim *rows;
     int64_t *first_failed; /* of each row: the least step of an observation that failed */
     parity_gallery gallery;
 };
 
 assay_status parity_table_create(parity_table **out, parity_check check)
 {
+    assay_status st = ASSAY_OK;
     *out = NULL;
     parity_table *t = calloc(1, sizeof *t);
     ASSAY_CHECK(t, ASSAY_OUT_OF_MEMORY, "table of results");
     t->check = check;
-    const assay_status st = parity_map_create(&t->map);
-    if (st != ASSAY_OK) {
-        free(t);
-        return st;
-    }
+    ASSAY_TRY_GOTO(parity_map_create(&t->map), st, fail);
+    ASSAY_TRY_GOTO(parity_map_create(&t->texts), st, fail);
     *out = t;
     return ASSAY_OK;
+fail:
+    parity_table_destroy(t);
+    return st;
 }
 
 void parity_table_destroy(parity_table *t)
@@ -236,6 +240,7 @@ void parity_table_destroy(parity_table *t)
     if (!t)
         return;
     parity_map_destroy(t->map);
+    parity_map_destroy(t->texts);
     parity_gallery_free(&t->gallery);
     free(t->rows);
     free(t->first_failed);
@@ -248,7 +253,7 @@ static assay_status grow(parity_table *t)
     if (t->n < t->capacity)
         return ASSAY_OK;
     const int64_t capacity = t->capacity ? 2 * t->capacity : 64;
-    parity_result *rows = realloc(t->rows, (size_t)capacity * sizeof *rows);
+    parity_claim *rows = realloc(t->rows, (size_t)capacity * sizeof *rows);
     ASSAY_CHECK(rows, ASSAY_OUT_OF_MEMORY, "table of %lld results", (long long)capacity);
     t->rows = rows;
     int64_t *first = realloc(t->first_failed, (size_t)capacity * sizeof *first);
@@ -258,7 +263,18 @@ static assay_status grow(parity_table *t)
     return ASSAY_OK;
 }
 
-assay_status parity_table_merge(parity_table *t, const parity_result *one)
+static assay_status merge_row(parity_table *t, int64_t i, const parity_claim *one, int64_t failed)
+{
+    parity_claim row = t->rows[i];
+    if (merge(&row, one))
+        ASSAY_TRY(parity_claim_keep(&row, &t->rows[i], t->texts, false));
+    row.check = t->check;
+    t->rows[i] = row;
+    t->first_failed[i] = failed < t->first_failed[i] ? failed : t->first_failed[i];
+    return ASSAY_OK;
+}
+
+assay_status parity_table_merge_claim(parity_table *t, const parity_claim *one)
 {
     const int64_t failed = one->verdict == PARITY_FAIL ? one->step : INT64_MAX;
     char key[2 * ASSAY_NAME + 64];
@@ -268,19 +284,23 @@ assay_status parity_table_merge(parity_table *t, const parity_result *one)
     parity_key_text(&k, one->tensor);
     parity_key_number(&k, (int64_t)one->phase);
     const int64_t found = parity_map_get(t->map, key);
-    if (found >= 0) {
-        parity_result_merge(&t->rows[found], one);
-        t->first_failed[found] = failed < t->first_failed[found] ? failed : t->first_failed[found];
-        t->rows[found].check = t->check;
-        return ASSAY_OK;
-    }
+    if (found >= 0)
+        return merge_row(t, found, one, failed);
+    parity_claim row = *one;
     ASSAY_TRY(grow(t));
+    ASSAY_TRY(parity_claim_keep(&row, t->n > 0 ? &t->rows[t->n - 1] : NULL, t->texts, false));
     ASSAY_TRY(parity_map_put(t->map, key, t->n));
-    t->rows[t->n] = *one;
-    t->rows[t->n].check = t->check;
+    row.check = t->check;
+    t->rows[t->n] = row;
     t->first_failed[t->n] = failed;
     t->n++;
     return ASSAY_OK;
+}
+
+assay_status parity_table_merge(parity_table *t, const parity_result *one)
+{
+    const parity_claim claim = parity_claim_of(one);
+    return parity_table_merge_claim(t, &claim);
 }
 
 parity_gallery *parity_table_gallery(parity_table *t)
@@ -288,9 +308,10 @@ parity_gallery *parity_table_gallery(parity_table *t)
     return &t->gallery;
 }
 
-static assay_status flush_row(const parity_table *t, const parity_result *row, parity_report *report)
+static assay_status flush_row(const parity_table *t, const parity_claim *row, parity_report *report)
 {
-    return parity_report_add_from(report, &t->gallery, row);
+    const parity_drawn drawn = parity_gallery_drawn(&t->gallery, row);
+    return parity_report_add_claim(report, row, &drawn);
 }
 
 bool parity_table_fails(const parity_table *t)
@@ -309,7 +330,7 @@ assay_status parity_table_flush(const parity_table *t, parity_report *report)
 }
 
 typedef struct place {
-    const parity_result *r;
+    const parity_claim *r;
     int64_t step, order;
 } place;
 

@@ -27,10 +27,10 @@ void parity_task_label(const char *case_name, const char *precision, const char 
     snprintf(out, PARITY_TASK_LABEL, "%s %s %s %s", case_name, precision, layout, variants);
 }
 
-bool parity_column_holds(const parity_column *c, const parity_result *r)
+bool parity_column_holds(const parity_column *c, const parity_claim *x)
 {
-    return strcmp(c->case_name, r->case_name) == 0 && strcmp(c->precision, r->precision) == 0 &&
-           strcmp(c->layout, r->layout) == 0 && strcmp(c->variants, r->variants) == 0;
+    return c->case_name == x->case_name && c->precision == x->precision && c->layout == x->layout &&
+           c->variants == x->variants;
 }
 
 parity_verdict parity_column_verdict(const parity_column *c)
@@ -44,7 +44,7 @@ parity_verdict parity_column_verdict(const parity_column *c)
     return failed > 0 ? PARITY_FAIL : skipped > 0 || passed == 0 ? PARITY_SKIP : PARITY_PASS;
 }
 
-static void count(parity_column *c, const parity_result *r)
+static void count(parity_column *c, const parity_claim *r)
 {
     int64_t *cell = r->verdict == PARITY_PASS   ? c->passed
                     : r->verdict == PARITY_FAIL ? c->failed
@@ -61,7 +61,7 @@ assay_status parity_report_columns(const parity_report *r, parity_column **out, 
     *out = NULL;
     *n = 0;
     for (int64_t i = 0; i < parity_report_count(r); i++) {
-        const parity_result *x = parity_report_at(r, i);
+        const parity_claim *x = parity_report_at(r, i);
         int64_t k = *n - 1;
         while (k >= 0 && !parity_column_holds(&(*out)[k], x))
             k--;
@@ -95,7 +95,7 @@ assay_status parity_report_column_numbers(const parity_report *r, const parity_c
     *out = malloc(((size_t)parity_report_count(r) + 1) * sizeof **out);
     ASSAY_CHECK(*out != NULL, ASSAY_OUT_OF_MEMORY, "report: columns of the results");
     for (int64_t i = 0; i < parity_report_count(r); i++) {
-        const parity_result *x = parity_report_at(r, i);
+        const parity_claim *x = parity_report_at(r, i);
         if (!parity_column_holds(&columns[k], x))
             for (k = 0; k < n - 1 && !parity_column_holds(&columns[k], x); k++)
                 continue;
@@ -116,7 +116,7 @@ static int append(char *out, size_t capacity, int at, const char *format, const 
     return at + snprintf(out + at, capacity - (size_t)at, "%s", piece);
 }
 
-void parity_result_place(const parity_result *r, char *out, size_t capacity)
+void parity_claim_place(const parity_claim *r, char *out, size_t capacity)
 {
     int at = 0;
     out[0] = 0;

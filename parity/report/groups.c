@@ -6,11 +6,14 @@
 
 enum { KEY = ASSAY_NAME + 64 };
 
-static assay_status find(parity_groups *g, parity_map *places, const parity_result *x, int64_t column,
+static assay_status find(parity_groups *g, parity_map *places, const parity_claim *x, int64_t column,
                          int64_t *at)
 {
     char key[KEY];
-    snprintf(key, sizeof key, "%lld|%d|%s", (long long)column, (int)x->check, x->op);
+    parity_key k = parity_key_begin(key, sizeof key);
+    parity_key_number(&k, column);
+    parity_key_number(&k, (int64_t)x->check);
+    parity_key_text(&k, x->op);
     *at = parity_map_get(places, key);
     if (*at >= 0)
         return ASSAY_OK;
@@ -35,7 +38,7 @@ static int compare(const void *a, const void *b)
     return x->number < y->number ? -1 : 1;
 }
 
-static void count(parity_group *g, const parity_result *x, int64_t i)
+static void count(parity_group *g, const parity_claim *x, int64_t i)
 {
     int64_t *n = x->verdict == PARITY_PASS   ? &g->passed
                  : x->verdict == PARITY_SKIP ? &g->skipped
@@ -55,7 +58,7 @@ assay_status parity_groups_make(parity_groups *g, const parity_report *r, const 
     memset(g, 0, sizeof *g);
     ASSAY_TRY(parity_map_create(&places));
     for (int64_t i = 0; i < parity_report_count(r); i++) {
-        const parity_result *x = parity_report_at(r, i);
+        const parity_claim *x = parity_report_at(r, i);
         ASSAY_TRY_GOTO(find(g, places, x, column_of[i], &at), st, done);
         count(&g->of[at], x, i);
     }

@@ -62,7 +62,7 @@ void parity_put_heat(FILE *f, parity_heat heat, double share, int64_t link)
         fputs("</a>", f);
 }
 
-void parity_heat_count(parity_heat_cell *c, const parity_result *x, int64_t i)
+void parity_heat_count(parity_heat_cell *c, const parity_claim *x, int64_t i)
 {
     c->claims++;
     if (x->verdict == PARITY_SKIP) {

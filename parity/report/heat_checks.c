@@ -60,7 +60,7 @@ static void layer_word(const char *name, char out[ASSAY_NAME])
 }
 
 /* Row and column of a result. */
-static void place_of(const parity_result *x, char row[ASSAY_NAME], char column[ASSAY_NAME])
+static void place_of(const parity_claim *x, char row[ASSAY_NAME], char column[ASSAY_NAME])
 {
     char layer[ASSAY_NAME];
     switch (x->check) {
@@ -88,7 +88,7 @@ static void place_of(const parity_result *x, char row[ASSAY_NAME], char column[A
     snprintf(column, ASSAY_NAME, "%.16s|%.100s", x->precision, layer);
 }
 
-static void count(check_map *m, const parity_result *x, int64_t i)
+static void count(check_map *m, const parity_claim *x, int64_t i)
 {
     char row[ASSAY_NAME], column[ASSAY_NAME];
     m->claims++;

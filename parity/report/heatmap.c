@@ -10,7 +10,10 @@ typedef struct heatmap {
     const parity_page *p;
     parity_map *keys; /* of rows, columns and cells */
     parity_heat_cell *cells;
+    int64_t *first; /* of each cell: its first claim */
     int64_t n_cells;
+    int64_t *rows; /* first claim of each case, instance and operation */
+    int64_t n_rows;
 } heatmap;
 
 enum { KEY = 2 * ASSAY_NAME + 512 };
@@ -22,7 +25,8 @@ static int64_t find(const heatmap *h, const char *key)
     return parity_map_get(h->keys, key);
 }
 
-static parity_heat_cell *cell_at(heatmap *h, const char *key, assay_status *st)
+/* The cell of claim i. */
+static parity_heat_cell *cell_at(heatmap *h, const char *key, int64_t i, assay_status *st)
 {
     int64_t at = find(h, key);
     if (at < 0) {
@@ -32,8 +36,18 @@ static parity_heat_cell *cell_at(heatmap *h, const char *key, assay_status *st)
             return NULL;
         h->n_cells++;
         h->cells[at] = (parity_heat_cell){.worst = -1};
+        h->first[at] = i;
     }
     return &h->cells[at];
+}
+
+static void make_key(char out[KEY], const char *what, const char *a, const char *b, const char *c)
+{
+    parity_key k = parity_key_begin(out, KEY);
+    parity_key_text(&k, what);
+    parity_key_text(&k, a);
+    parity_key_text(&k, b);
+    parity_key_text(&k, c);
 }
 
 /* --- by layer and operation --------------------------------------------------------------------------------- */
@@ -58,7 +72,7 @@ static int number_of(names *x, const char *text)
 
 static void layer_key(char out[KEY], const char *precision, const char *layer, const char *op)
 {
-    snprintf(out, KEY, "L|%s|%s|%s", precision, layer, op);
+    make_key(out, "L", precision, layer, op);
 }
 
 static void put_map(const heatmap *h, const char *precision, const names *layers, const names *ops)
@@ -94,22 +108,24 @@ static assay_status put_maps(heatmap *h)
     bool left_out = false;
     ASSAY_CHECK(precisions != NULL, ASSAY_OUT_OF_MEMORY, "report: heat map");
     for (int64_t i = 0; i < parity_report_count(h->p->r); i++) {
-        const parity_result *x = parity_report_at(h->p->r, i);
+        const parity_claim *x = parity_report_at(h->p->r, i);
         if (x->check != PARITY_CHECK_LOCAL)
             continue;
         parity_layer_of(x->instance, layer);
         layer_key(key, x->precision, layer, x->op);
-        parity_heat_cell *c = cell_at(h, key, &st);
+        parity_heat_cell *c = cell_at(h, key, i, &st);
         if (c == NULL)
             goto done;
+        if (c->claims == 0)
+            (void)number_of(precisions, x->precision);
         parity_heat_count(c, x, i);
-        (void)number_of(precisions, x->precision);
     }
     for (int k = 0; k < precisions->n; k++) {
         layers->n = ops->n = 0;
-        for (int64_t i = 0; i < parity_report_count(h->p->r); i++) {
-            const parity_result *x = parity_report_at(h->p->r, i);
-            if (x->check != PARITY_CHECK_LOCAL || strcmp(x->precision, precisions->text[k]) != 0)
+        for (int64_t i = 0; i < h->n_cells;
+             i++) { /* the first of a cell are the first of its layer and operation */
+            const parity_claim *x = parity_report_at(h->p->r, h->first[i]);
+            if (strcmp(x->precision, precisions->text[k]) != 0)
                 continue;
             parity_layer_of(x->instance, layer);
             left_out = number_of(layers, layer) < 0 || left_out;
@@ -127,19 +143,28 @@ done:
 
 /* --- by instance and layout --------------------------------------------------------------------------------- */
 
-static void row_key(char out[KEY], const parity_result *x)
+static void cell_key(char out[KEY], const parity_claim *row, int64_t column)
 {
-    snprintf(out, KEY, "R|%s|%s|%s", x->case_name, x->instance, x->op);
-}
-
-static void cell_key(char out[KEY], const parity_result *row, int64_t column)
-{
-    snprintf(out, KEY, "C|%lld|%s|%s", (long long)column, row->instance, row->op);
+    parity_key k = parity_key_begin(out, KEY);
+    parity_key_text(&k, "C");
+    parity_key_number(&k, column);
+    parity_key_text(&k, row->instance);
+    parity_key_text(&k, row->op);
 }
 
 static bool same_table(const parity_column *a, const parity_column *b)
 {
-    return strcmp(a->case_name, b->case_name) == 0;
+    return a->case_name == b->case_name; /* equal texts of a report are one pointer */
+}
+
+static assay_status add_row(heatmap *h, const parity_claim *x, int64_t i)
+{
+    char key[KEY];
+    make_key(key, "R", x->case_name, x->instance, x->op);
+    if (find(h, key) >= 0)
+        return ASSAY_OK;
+    h->rows[h->n_rows++] = i;
+    return parity_map_put(h->keys, key, i);
 }
 
 static assay_status add_rows(heatmap *h)
@@ -147,16 +172,15 @@ static assay_status add_rows(heatmap *h)
     char key[KEY];
     assay_status st = ASSAY_OK;
     for (int64_t i = 0; i < parity_report_count(h->p->r); i++) {
-        const parity_result *x = parity_report_at(h->p->r, i);
+        const parity_claim *x = parity_report_at(h->p->r, i);
         if (x->check != PARITY_CHECK_LOCAL)
             continue;
-        row_key(key, x);
-        if (find(h, key) < 0)
-            ASSAY_TRY(parity_map_put(h->keys, key, i));
         cell_key(key, x, h->p->column_of[i]);
-        parity_heat_cell *c = cell_at(h, key, &st);
+        parity_heat_cell *c = cell_at(h, key, i, &st);
         if (c == NULL)
             return st;
+        if (c->claims == 0) /* the first claim of a row is the first of its cell */
+            ASSAY_TRY(add_row(h, x, i));
         parity_heat_count(c, x, i);
     }
     return ASSAY_OK;
@@ -186,37 +210,36 @@ static void put_head(const heatmap *h, int64_t first, bool open)
     fputs("</tr></thead><tbody>", f);
 }
 
-/* Results of a table's rows stand within its columns: from result `from` on. */
-static void put_table(const heatmap *h, int64_t first, bool open)
+static void put_row(const heatmap *h, const parity_claim *x, int64_t first)
 {
     char key[KEY];
     FILE *f = h->p->f;
-    const parity_column *head = &h->p->columns[first];
-    bool begun = false;
-    for (int64_t i = head->first; i < parity_report_count(h->p->r); i++) {
-        const parity_result *x = parity_report_at(h->p->r, i);
-        if (x->check != PARITY_CHECK_LOCAL || !same_table(head, &h->p->columns[h->p->column_of[i]]))
+    fputs("<tr\n><td>", f); /* the line ends within the tag: a cell of nothing is empty */
+    parity_put_escaped(f, x->instance);
+    fputs("<td>", f);
+    parity_put_escaped(f, x->op);
+    for (int64_t k = first; k < h->p->n; k++) {
+        if (!same_table(&h->p->columns[k], &h->p->columns[first]))
             continue;
-        row_key(key, x);
-        if (find(h, key) != i)
+        cell_key(key, x, k);
+        const int64_t at = find(h, key);
+        parity_put_heat_cell(h->p, at >= 0 ? &h->cells[at] : NULL);
+    }
+}
+
+static void put_table(const heatmap *h, int64_t first, bool open)
+{
+    bool begun = false;
+    for (int64_t i = 0; i < h->n_rows; i++) {
+        if (!same_table(&h->p->columns[first], &h->p->columns[h->p->column_of[h->rows[i]]]))
             continue;
         if (!begun)
             put_head(h, first, open);
         begun = true;
-        fputs("<tr\n><td>", f); /* the line ends within the tag: a cell of nothing is empty */
-        parity_put_escaped(f, x->instance);
-        fputs("<td>", f);
-        parity_put_escaped(f, x->op);
-        for (int64_t k = first; k < h->p->n; k++) {
-            if (!same_table(&h->p->columns[k], head))
-                continue;
-            cell_key(key, x, k);
-            const int64_t at = find(h, key);
-            parity_put_heat_cell(h->p, at >= 0 ? &h->cells[at] : NULL);
-        }
+        put_row(h, parity_report_at(h->p->r, h->rows[i]), first);
     }
     if (begun)
-        fputs("</tbody></table></div></details>", f);
+        fputs("</tbody></table></div></details>", h->p->f);
 }
 
 static void put_tables(const heatmap *h)
@@ -245,7 +268,10 @@ assay_status parity_page_heatmaps(const parity_page *p)
         return parity_page_heat_checks(p);
     ASSAY_TRY_GOTO(parity_map_create(&h.keys), st, done);
     h.cells = calloc(2 * (size_t)local + 1, sizeof *h.cells);
-    ASSAY_CHECK_GOTO(h.cells != NULL, ASSAY_OUT_OF_MEMORY, st, done, "report: heat map");
+    h.first = calloc(2 * (size_t)local + 1, sizeof *h.first);
+    h.rows = calloc((size_t)local + 1, sizeof *h.rows);
+    ASSAY_CHECK_GOTO(h.cells != NULL && h.first != NULL && h.rows != NULL, ASSAY_OUT_OF_MEMORY, st, done,
+                     "report: heat map");
     fputs("<h2 id=heat>Worst error by layer and operation, as a share of its bound</h2><p class=dim>Check "
           "local: every "
           "operation computed again in double precision from the inputs that it read.  A cell is the worst "
@@ -260,6 +286,8 @@ assay_status parity_page_heatmaps(const parity_page *p)
     put_tables(&h);
 done:
     free(h.cells);
+    free(h.first);
+    free(h.rows);
     parity_map_destroy(h.keys);
     return st;
 }

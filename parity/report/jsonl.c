@@ -33,7 +33,7 @@ static void put_text(assay_json_text *t, const char *key, const char *text)
     assay_json_text_string(t, text);
 }
 
-static void put_result(assay_json_text *t, const parity_report *report, const parity_result *r)
+static void put_result(assay_json_text *t, const parity_report *report, const parity_claim *r)
 {
     assay_json_text_begin(t);
     assay_json_text_open(t, '{');
@@ -73,8 +73,10 @@ static void put_result(assay_json_text *t, const parity_report *report, const pa
     put_text(t, "diagnosis", r->diagnosis);
     put_text(t, "message", r->message);
     put_text(t, "reproduce", r->reproduce);
-    const parity_drawn drawn = parity_report_drawn(report, r);
-    parity_drawn_to_json(t, &drawn);
+    if (r->picture != 0 || r->excerpt != 0 || r->curve != 0) {
+        const parity_drawn drawn = parity_report_drawn(report, r);
+        parity_drawn_to_json(t, &drawn);
+    }
     assay_json_text_close(t, '}');
 }
 
@@ -97,29 +99,34 @@ static void put_end(assay_json_text *t, const parity_report *r)
     assay_json_text_close(t, '}');
 }
 
-assay_status parity_report_jsonl(const parity_report *r, const char *path)
+typedef struct lines {
+    const parity_report *r;
+    const char *path;
+} lines;
+
+static assay_status put_lines(void *user, FILE *f)
 {
+    const lines *all = user;
+    const int64_t n = parity_report_count(all->r);
     assay_json_text line = {0};
-    char *text = NULL;
-    size_t bytes = 0;
     assay_status st = ASSAY_OK;
-    FILE *f = open_memstream(&text, &bytes);
-    ASSAY_CHECK(f != NULL, ASSAY_OUT_OF_MEMORY, "%s", path);
-    bool ok = true;
-    for (int64_t i = 0; i <= parity_report_count(r) && ok && st == ASSAY_OK; i++) {
-        if (i < parity_report_count(r))
-            put_result(&line, r, parity_report_at(r, i));
+    for (int64_t i = 0; i <= n && st == ASSAY_OK && ferror(f) == 0; i++) {
+        if (i < n)
+            put_result(&line, all->r, parity_report_at(all->r, i));
         else
-            put_end(&line, r);
-        st = assay_json_text_end(&line, path);
-        ok = st != ASSAY_OK || (fwrite(line.text, 1, line.n, f) == line.n && fputc('\n', f) != EOF);
+            put_end(&line, all->r);
+        st = assay_json_text_end(&line, all->path);
+        if (st == ASSAY_OK && fwrite(line.text, 1, line.n, f) == line.n)
+            fputc('\n', f);
     }
     assay_json_text_free(&line);
-    ok = fclose(f) == 0 && ok;
-    if (st == ASSAY_OK)
-        st = ok ? assay_write_file(path, text, bytes) : ASSAY_ERROR(ASSAY_OUT_OF_MEMORY, "%s", path);
-    free(text);
     return st;
+}
+
+assay_status parity_report_jsonl(const parity_report *r, const char *path)
+{
+    lines all = {.r = r, .path = path};
+    return assay_write_file_by(path, put_lines, &all);
 }
 
 static void get_text(const json_t *o, const char *key, char *out, size_t capacity)

@@ -95,10 +95,10 @@ static void put_counts(FILE *f, const parity_group *g)
         fprintf(f, ", %lld hold", (long long)g->passed);
 }
 
-static void put_claim(FILE *f, const parity_result *x)
+static void put_claim(FILE *f, const parity_claim *x)
 {
     char place[PARITY_TEXT];
-    parity_result_place(x, place, sizeof place);
+    parity_claim_place(x, place, sizeof place);
     parity_put_escaped(f, place[0] != 0 ? place : parity_check_name(x->check));
     fputs(": ", f);
     parity_put_escaped(f, x->message);
@@ -111,7 +111,7 @@ static void put_claim(FILE *f, const parity_result *x)
 
 static void put_failed(writer *w, const parity_group *g, const json_t *seconds)
 {
-    const parity_result *first = parity_report_at(w->r, g->first_failed[0]);
+    const parity_claim *first = parity_report_at(w->r, g->first_failed[0]);
     const int64_t shown = g->failed < PARITY_GROUP_SHOWN ? g->failed : PARITY_GROUP_SHOWN;
     open_case(w, g, g->op, seconds);
     fprintf(w->f, "<failure type=\"%s\" message=\"", parity_check_name(g->check));

@@ -65,7 +65,7 @@ typedef struct parity_heat_cell {
         worst; /* worst: result of the largest share, a failure before what holds; -1: none */
     bool failed;
 } parity_heat_cell;
-void parity_heat_count(parity_heat_cell *c, const parity_result *x, int64_t i);
+void parity_heat_count(parity_heat_cell *c, const parity_claim *x, int64_t i);
 /* NULL or nothing counted: an empty cell.  A failure links to where the page shows it. */
 void parity_put_heat_cell(const parity_page *p, const parity_heat_cell *c);
 void parity_put_heat(FILE *f, parity_heat heat, double share, int64_t link);

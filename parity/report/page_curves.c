@@ -7,6 +7,13 @@
 
 enum { WIDE = 260, TALL = 96, STRIP = 44, LEFT = 62, RIGHT = 10, LINES = 24, OPEN_CHARTS = 6 };
 
+/* The claims with a curve: few of all. */
+typedef struct curve_of {
+    const parity_curve *curve;
+    const char *tensor;
+    int64_t column;
+} curve_of;
+
 typedef struct chart {
     const char *tensor;
     int64_t n; /* curves */
@@ -184,32 +191,49 @@ static assay_status put_chart(const parity_page *p, const parity_column *head, c
     return ASSAY_OK;
 }
 
-static assay_status put_tensor(const parity_page *p, int64_t first, const char *tensor,
-                               const parity_curve **curves)
+static assay_status put_tensor(const parity_page *p, int64_t first, const char *tensor, const curve_of *all,
+                               int64_t n, const parity_curve **curves)
 {
     chart c = {
         .tensor = tensor, .curves = curves, .low = HUGE_VAL, .high = -HUGE_VAL, .first_step = INT64_MAX};
-    for (int64_t i = p->columns[first].first; i < parity_report_count(p->r); i++) {
-        const parity_result *x = parity_report_at(p->r, i);
-        const parity_curve *curve = parity_report_drawn(p->r, x).curve;
-        if (curve != NULL && strcmp(x->tensor, tensor) == 0 &&
-            same_table(&p->columns[p->column_of[i]], &p->columns[first]))
-            take(&c, curve);
-    }
+    for (int64_t i = 0; i < n; i++)
+        if (strcmp(all[i].tensor, tensor) == 0 && same_table(&p->columns[all[i].column], &p->columns[first]))
+            take(&c, all[i].curve);
     return c.n > 0 && c.low <= c.high ? put_chart(p, &p->columns[first], &c) : ASSAY_OK;
+}
+
+/* In the order of their claims; freed by the caller. */
+static assay_status gather(const parity_page *p, curve_of **out, int64_t *n)
+{
+    int64_t capacity = 0;
+    for (int64_t i = 0; i < parity_report_count(p->r); i++) {
+        const parity_claim *x = parity_report_at(p->r, i);
+        const parity_curve *curve = x->curve != 0 ? parity_report_drawn(p->r, x).curve : NULL;
+        if (curve == NULL)
+            continue;
+        if (*n == capacity) {
+            capacity = capacity > 0 ? 2 * capacity : 64;
+            curve_of *grown = realloc(*out, (size_t)capacity * sizeof *grown);
+            ASSAY_CHECK(grown != NULL, ASSAY_OUT_OF_MEMORY, "report: %lld curves", (long long)capacity);
+            *out = grown;
+        }
+        (*out)[(*n)++] = (curve_of){curve, x->tensor, p->column_of[i]};
+    }
+    return ASSAY_OK;
 }
 
 assay_status parity_page_curves(const parity_page *p)
 {
     static const char *const tensors[] = {"loss", "grad_norm"};
     int64_t n = 0, tables = 0;
+    curve_of *all = NULL;
+    const parity_curve **curves = NULL;
     assay_status st = ASSAY_OK;
-    for (int64_t i = 0; i < parity_report_count(p->r); i++)
-        n += parity_report_drawn(p->r, parity_report_at(p->r, i)).curve != NULL;
+    ASSAY_TRY_GOTO(gather(p, &all, &n), st, done);
     if (n == 0)
-        return ASSAY_OK;
-    const parity_curve **curves = malloc((size_t)n * sizeof *curves);
-    ASSAY_CHECK(curves != NULL, ASSAY_OUT_OF_MEMORY, "report: %lld curves", (long long)n);
+        goto done;
+    curves = malloc((size_t)n * sizeof *curves);
+    ASSAY_CHECK_GOTO(curves != NULL, ASSAY_OUT_OF_MEMORY, st, done, "report: %lld curves", (long long)n);
     fputs("<h2 id=curves>Loss and norm of the gradients over the steps</h2><p class=dim>Dashed: the "
           "reference, unsharded "
           "in double precision; blue: every layout and kernel choice.  Below, the distance between them in "
@@ -227,10 +251,11 @@ assay_status parity_page_curves(const parity_page *p)
         if (tables++ == OPEN_CHARTS)
             fputs("</div><details><summary>the other cases</summary><div class=figs>", p->f);
         for (int t = 0; t < 2; t++)
-            ASSAY_TRY_GOTO(put_tensor(p, i, tensors[t], curves), st, done);
+            ASSAY_TRY_GOTO(put_tensor(p, i, tensors[t], all, n, curves), st, done);
     }
     fputs(tables > OPEN_CHARTS ? "</div></details>" : "</div>", p->f);
 done:
     free(curves);
+    free(all);
     return st;
 }

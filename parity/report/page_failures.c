@@ -35,7 +35,7 @@ static int compare(const void *a, const void *b)
     return (x->result > y->result) - (x->result < y->result);
 }
 
-static void put_combination(FILE *f, const parity_result *x)
+static void put_combination(FILE *f, const parity_claim *x)
 {
     const char *const words[] = {x->case_name, x->precision, x->layout, x->variants};
     for (int k = 0; k < 4; k++) {
@@ -46,10 +46,10 @@ static void put_combination(FILE *f, const parity_result *x)
     }
 }
 
-static void put_place(FILE *f, const parity_result *x)
+static void put_place(FILE *f, const parity_claim *x)
 {
     char place[PARITY_TEXT];
-    parity_result_place(x, place, sizeof place);
+    parity_claim_place(x, place, sizeof place);
     if (place[0] == 0)
         return;
     fputs(" <code>", f);
@@ -57,7 +57,7 @@ static void put_place(FILE *f, const parity_result *x)
     fputs("</code>", f);
 }
 
-static void put_numbers(FILE *f, const parity_result *x)
+static void put_numbers(FILE *f, const parity_claim *x)
 {
     if (x->index_ndim > 0 && x->is_distance)
         fprintf(f, "<br>distance %.3g, at most %.3g allowed: %.3g times the allowance", x->found,
@@ -70,7 +70,7 @@ static void put_numbers(FILE *f, const parity_result *x)
 }
 
 /* What the claim saw as a table, then where and by how much it is wrong. */
-static void put_drawn(const parity_page *p, const parity_result *x)
+static void put_drawn(const parity_page *p, const parity_claim *x)
 {
     const parity_drawn d = parity_report_drawn(p->r, x);
     if (d.excerpt != NULL)
@@ -85,7 +85,7 @@ static void put_drawn(const parity_page *p, const parity_result *x)
 static void put_card(const parity_page *p, int64_t i, bool with_layout)
 {
     FILE *f = p->f;
-    const parity_result *x = parity_report_at(p->r, i);
+    const parity_claim *x = parity_report_at(p->r, i);
     fprintf(f, "<div class=\"card%s\" id=f%lld><b class=%s>%s</b> ", x->verdict == PARITY_SKIP ? " s" : "",
             (long long)i, x->verdict == PARITY_SKIP ? "skip" : "bad", parity_verdict_name(x->verdict));
     put_combination(f, x);
@@ -113,7 +113,7 @@ static void put_card(const parity_page *p, int64_t i, bool with_layout)
 static void put_line(const parity_page *p, int64_t i)
 {
     FILE *f = p->f;
-    const parity_result *x = parity_report_at(p->r, i);
+    const parity_claim *x = parity_report_at(p->r, i);
     fprintf(f, "<li id=f%lld>%s", (long long)i, parity_check_name(x->check));
     put_place(f, x);
     fputs(" ", f);
@@ -219,7 +219,7 @@ assay_status parity_page_failures(parity_page *p)
     failure *all = malloc(((size_t)failed + 1) * sizeof *all);
     ASSAY_CHECK(all != NULL, ASSAY_OUT_OF_MEMORY, "report: %lld failures", (long long)failed);
     for (int64_t i = 0; i < parity_report_count(p->r); i++) {
-        const parity_result *x = parity_report_at(p->r, i);
+        const parity_claim *x = parity_report_at(p->r, i);
         if (x->verdict != PARITY_PASS && x->verdict != PARITY_SKIP && n < failed)
             all[n++] = (failure){i, p->column_of[i], parity_check_rank(x->check)};
     }

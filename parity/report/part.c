@@ -1,80 +1,47 @@
 /* Parts: how a task's child hands its results to the parent.  The two are one program on one machine, so numbers are
- * the bytes of memory and texts end with NUL; what other programs read is results.jsonl. */
+ * the bytes of memory and texts end with NUL, and a text that is that of the result before is not said again; what other programs read is
+ * results.jsonl. */
 #include "core/base/file.h"
+#include "parity/judge/judge.h"
 #include "parity/report/report_files.h"
 #include <errno.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* Texts of a result; all other members are numbers. */
-#define TEXT(member)                                                                                         \
-    {                                                                                                        \
-        offsetof(parity_result, member), sizeof((parity_result *)NULL)->member                               \
-    }
-static const struct text_member {
-    size_t at, bytes;
-} texts[] = {TEXT(case_name), TEXT(engine),    TEXT(tier),    TEXT(layout),
-             TEXT(precision), TEXT(variants),  TEXT(tensor),  TEXT(op),
-             TEXT(instance),  TEXT(diagnosis), TEXT(message), TEXT(reproduce)};
-#undef TEXT
-enum { N_TEXTS = sizeof texts / sizeof *texts };
+/* Before each result: which of its texts follow, as bits, and above them whether a drawing does. */
+enum { DRAWN = 1 << PARITY_TEXTS };
+enum { NUMBERS = offsetof(parity_claim, text) }; /* bytes of a claim's numbers */
 
-/* The numbers of a result. */
-typedef struct numbers {
-    parity_check check;
-    assay_phase phase;
-    parity_verdict verdict;
-    int rank, index_ndim, variant;
-    int64_t step, microbatch, count, n_bad, n_ambiguous;
-    double ratio, share, found, expected, allowance;
-    bool is_distance;
-    int64_t index[ASSAY_MAX_DIMS];
-} numbers;
-
-static numbers numbers_of(const parity_result *r)
+static bool save_claim(FILE *f, const parity_report *r, const parity_claim *c, const parity_claim *last)
 {
-    numbers x;
-    memset(&x, 0, sizeof x); /* padding is written, too */
-    x.check = r->check, x.phase = r->phase, x.verdict = r->verdict;
-    x.rank = r->rank, x.index_ndim = r->index_ndim, x.variant = r->variant;
-    x.step = r->step, x.microbatch = r->microbatch, x.count = r->count;
-    x.n_bad = r->n_bad, x.n_ambiguous = r->n_ambiguous;
-    x.share = r->share, x.is_distance = r->is_distance;
-    x.ratio = r->ratio, x.found = r->found, x.expected = r->expected, x.allowance = r->allowance;
-    memcpy(x.index, r->index, sizeof x.index);
-    return x;
+    const parity_drawn drawn = parity_report_drawn(r, c);
+    const bool draws = drawn.picture != NULL || drawn.excerpt != NULL || drawn.curve != NULL;
+    uint32_t head = draws ? DRAWN : 0;
+    for (int k = 0; k < PARITY_TEXTS; k++)
+        head |= c->text[k] != last->text[k] ? 1u << k : 0u;
+    bool ok = fwrite(&head, sizeof head, 1, f) == 1 && fwrite(c, NUMBERS, 1, f) == 1;
+    for (int k = 0; k < PARITY_TEXTS && ok; k++)
+        if ((head >> k & 1u) != 0)
+            ok = fwrite(c->text[k], strlen(c->text[k]) + 1, 1, f) == 1;
+    return ok && (!draws || parity_drawn_save(f, &drawn));
 }
 
-static void set_numbers(parity_result *r, const numbers *x)
-{
-    r->check = x->check, r->phase = x->phase, r->verdict = x->verdict;
-    r->rank = x->rank, r->index_ndim = x->index_ndim, r->variant = x->variant;
-    r->step = x->step, r->microbatch = x->microbatch, r->count = x->count;
-    r->n_bad = x->n_bad, r->n_ambiguous = x->n_ambiguous;
-    r->share = x->share, r->is_distance = x->is_distance;
-    r->ratio = x->ratio, r->found = x->found, r->expected = x->expected, r->allowance = x->allowance;
-    memcpy(r->index, x->index, sizeof r->index);
-}
-
-/* Number of results, then for each its numbers, its texts and what is drawn of it. */
+/* Number of results, then each of them. */
 assay_status parity_report_save_part(const parity_report *r, const char *path)
 {
     const int64_t n = parity_report_count(r);
+    parity_claim none;
+    parity_claim_init(&none);
     FILE *f = fopen(path, "wb");
     ASSAY_CHECK(f != NULL, ASSAY_IO, "%s: %s", path, strerror(errno));
     void *buffer = assay_buffer_file(f);
     bool ok = fwrite(&n, sizeof n, 1, f) == 1;
+    const parity_claim *last = &none;
     for (int64_t i = 0; i < n && ok; i++) {
-        const parity_result *x = parity_report_at(r, i);
-        const numbers all = numbers_of(x);
-        ok = fwrite(&all, sizeof all, 1, f) == 1;
-        for (int k = 0; k < N_TEXTS && ok; k++) {
-            const char *text = (const char *)x + texts[k].at;
-            ok = fwrite(text, strlen(text) + 1, 1, f) == 1;
-        }
-        const parity_drawn drawn = parity_report_drawn(r, x);
-        ok = ok && parity_drawn_save(f, &drawn);
+        const parity_claim *c = parity_report_at(r, i);
+        ok = save_claim(f, r, c, last);
+        last = c;
     }
     ok = fclose(f) == 0 && ok;
     const int code = errno;
@@ -83,20 +50,31 @@ assay_status parity_report_save_part(const parity_report *r, const char *path)
     return ASSAY_OK;
 }
 
-/* One result at *at; a part that was cut off is an error. */
-static assay_status read_result(const char *path, const char **at, const char *end, parity_result *r)
+static assay_status take(const char *path, const char **at, const char *end, void *out, size_t bytes)
 {
-    numbers all;
-    parity_result_init(r);
-    ASSAY_CHECK((size_t)(end - *at) >= sizeof all, ASSAY_FORMAT, "%s: truncated", path);
-    memcpy(&all, *at, sizeof all);
-    *at += sizeof all;
-    set_numbers(r, &all);
-    for (int k = 0; k < N_TEXTS; k++) {
+    ASSAY_CHECK((size_t)(end - *at) >= bytes, ASSAY_FORMAT, "%s: truncated", path);
+    memcpy(out, *at, bytes);
+    *at += bytes;
+    return ASSAY_OK;
+}
+
+/* One result at *at, after *c, whose texts lie in the part, too; a part that was cut off is an error. */
+static assay_status read_claim(const char *path, const char **at, const char *end, parity_claim *c,
+                               bool *draws)
+{
+    uint32_t head = 0;
+    ASSAY_TRY(take(path, at, end, &head, sizeof head));
+    ASSAY_TRY(take(path, at, end, c, NUMBERS));
+    ASSAY_CHECK(head < 2 * DRAWN && c->index_ndim >= 0 && c->index_ndim <= ASSAY_MAX_DIMS, ASSAY_FORMAT,
+                "%s: a result that is none", path);
+    *draws = (head & DRAWN) != 0;
+    for (int k = 0; k < PARITY_TEXTS; k++) {
+        if ((head >> k & 1u) == 0)
+            continue;
         const char *nul = memchr(*at, 0, (size_t)(end - *at));
-        ASSAY_CHECK(nul != NULL && (size_t)(nul - *at) < texts[k].bytes, ASSAY_FORMAT,
+        ASSAY_CHECK(nul != NULL && (size_t)(nul - *at) < parity_claim_text_bytes(k), ASSAY_FORMAT,
                     "%s: truncated, or a text that is too long", path);
-        memcpy((char *)r + texts[k].at, *at, (size_t)(nul - *at) + 1);
+        c->text[k] = *at;
         *at = nul + 1;
     }
     return ASSAY_OK;
@@ -107,18 +85,20 @@ assay_status parity_report_load_part(parity_report *r, const char *path)
     char *text = NULL;
     uint64_t bytes = 0;
     int64_t n = 0;
+    parity_claim c;
     parity_drawing d = {.has_picture = false};
     assay_status st = ASSAY_OK;
+    parity_claim_init(&c);
     ASSAY_TRY(assay_read_file(path, (uint64_t)1 << 32, &text, &bytes));
-    const char *at = text + sizeof n, *end = text + bytes;
-    ASSAY_CHECK_GOTO(bytes >= sizeof n, ASSAY_FORMAT, st, done, "%s: truncated", path);
-    memcpy(&n, text, sizeof n);
+    const char *at = text, *end = text + bytes;
+    ASSAY_TRY_GOTO(take(path, &at, end, &n, sizeof n), st, done);
     for (int64_t i = 0; i < n; i++) {
-        parity_result x;
-        ASSAY_TRY_GOTO(read_result(path, &at, end, &x), st, done);
-        ASSAY_TRY_GOTO(parity_drawn_read(path, &at, end, &d), st, done);
+        bool draws = false;
+        ASSAY_TRY_GOTO(read_claim(path, &at, end, &c, &draws), st, done);
+        if (draws)
+            ASSAY_TRY_GOTO(parity_drawn_read(path, &at, end, &d), st, done);
         const parity_drawn drawn = parity_drawing_of(&d);
-        ASSAY_TRY_GOTO(parity_report_add_drawn(r, &x, &drawn), st, done);
+        ASSAY_TRY_GOTO(parity_report_add_claim(r, &c, draws ? &drawn : NULL), st, done);
         free(d.curve.points);
         d.curve = (parity_curve){0};
     }

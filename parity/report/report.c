@@ -1,4 +1,5 @@
-/* The report: results in the order in which the checks found them. */
+/* The report: results in the order in which the checks found them, kept as claims: a run has hundreds of thousands, most of
+ * whose texts are those of the one before. */
 #include "core/base/text.h"
 #include "parity/judge/judge.h"
 #include "parity/report/report_files.h"
@@ -11,17 +12,25 @@ struct parity_report {
     bool has_context;
     parity_origin origin;
     int64_t n, capacity;
-    parity_result *results;
+    parity_claim *claims;
+    parity_map *texts; /* of the claims, each once */
     int64_t totals[3]; /* by verdict */
     parity_gallery gallery;
-    int64_t pictures, excerpts, drawn_in; /* those of the column of result `drawn_in` */
+    int64_t pictures, excerpts, drawn_in; /* those of the column of claim `drawn_in` */
 };
 
 assay_status parity_report_create(parity_report **out)
 {
-    *out = calloc(1, sizeof **out);
-    ASSAY_CHECK(*out, ASSAY_OUT_OF_MEMORY, "report");
-    (*out)->origin = (parity_origin){.shard = 1, .shards = 1};
+    parity_report *r = calloc(1, sizeof *r);
+    *out = NULL;
+    ASSAY_CHECK(r, ASSAY_OUT_OF_MEMORY, "report");
+    r->origin = (parity_origin){.shard = 1, .shards = 1};
+    const assay_status st = parity_map_create(&r->texts);
+    if (st != ASSAY_OK) {
+        free(r);
+        return st;
+    }
+    *out = r;
     return ASSAY_OK;
 }
 
@@ -30,7 +39,8 @@ void parity_report_destroy(parity_report *r)
     if (!r)
         return;
     parity_gallery_free(&r->gallery);
-    free(r->results);
+    parity_map_destroy(r->texts);
+    free(r->claims);
     free(r);
 }
 
@@ -41,64 +51,72 @@ void parity_report_set_context(parity_report *r, const parity_result *context)
         r->context = *context;
 }
 
-static void inherit(char *text, size_t capacity, const char *from)
+static void inherit(const char **text, const char *from)
 {
-    if (text[0] == '\0')
-        snprintf(text, capacity, "%s", from);
+    if ((*text)[0] == '\0')
+        *text = from;
 }
 
-assay_status parity_report_add(parity_report *r, const parity_result *result)
+static void inherit_context(const parity_report *r, parity_claim *c)
 {
-    ASSAY_CHECK((int64_t)result->check >= 0 && result->check < PARITY_CHECK_COUNT, ASSAY_INTERNAL,
-                "a result of no check: %.200s %.200s", result->instance, result->message);
+    if (!r->has_context)
+        return;
+    inherit(&c->case_name, r->context.case_name);
+    inherit(&c->engine, r->context.engine);
+    inherit(&c->tier, r->context.tier);
+    /* The word that the user asked for: a trace names its layout canonically ("ep2" and "dp2,ep2" are one). */
+    if (r->context.layout[0] != '\0')
+        c->layout = r->context.layout;
+    inherit(&c->precision, r->context.precision);
+    inherit(&c->variants, r->context.variants);
+    inherit(&c->reproduce, r->context.reproduce);
+}
+
+/* Adds a claim of which nothing is drawn yet. */
+static assay_status add(parity_report *r, const parity_claim *claim)
+{
+    parity_claim c = *claim; /* it may be one of this report, which moves */
+    ASSAY_CHECK((int64_t)c.check >= 0 && c.check < PARITY_CHECK_COUNT, ASSAY_INTERNAL,
+                "a result of no check: %.200s %.200s", c.instance, c.message);
     if (r->n == r->capacity) {
         const int64_t capacity = r->capacity ? 2 * r->capacity : 256;
-        parity_result *results = realloc(r->results, (size_t)capacity * sizeof *results);
-        ASSAY_CHECK(results, ASSAY_OUT_OF_MEMORY, "report of %lld results", (long long)capacity);
-        r->results = results;
+        parity_claim *claims = realloc(r->claims, (size_t)capacity * sizeof *claims);
+        ASSAY_CHECK(claims, ASSAY_OUT_OF_MEMORY, "report of %lld results", (long long)capacity);
+        r->claims = claims;
         r->capacity = capacity;
     }
-    parity_result *to = &r->results[r->n++];
-    *to = *result;
-    to->picture = to->excerpt = to->curve = 0;
-    if (r->has_context) {
-        inherit(to->case_name, sizeof to->case_name, r->context.case_name);
-        inherit(to->engine, sizeof to->engine, r->context.engine);
-        inherit(to->tier, sizeof to->tier, r->context.tier);
-        /* The word that the user asked for: a trace names its layout canonically ("ep2" and "dp2,ep2" are
-         * one). */
-        if (r->context.layout[0] != '\0')
-            snprintf(to->layout, sizeof to->layout, "%s", r->context.layout);
-        inherit(to->precision, sizeof to->precision, r->context.precision);
-        inherit(to->variants, sizeof to->variants, r->context.variants);
-        inherit(to->reproduce, sizeof to->reproduce, r->context.reproduce);
-    }
-    char *const texts[] = {to->case_name, to->engine,    to->tier,    to->layout,
-                           to->precision, to->variants,  to->tensor,  to->op,
-                           to->instance,  to->diagnosis, to->message, to->reproduce};
-    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++)
-        assay_clean_text(texts[i]);
+    c.picture = c.excerpt = c.curve = 0;
+    inherit_context(r, &c);
+    ASSAY_TRY(parity_claim_keep(&c, r->n > 0 ? &r->claims[r->n - 1] : NULL, r->texts, true));
+    r->claims[r->n++] = c;
     /* An unknown verdict is nobody's pass. */
-    const int64_t verdict = (int64_t)to->verdict;
+    const int64_t verdict = (int64_t)c.verdict;
     r->totals[verdict >= 0 && verdict <= PARITY_SKIP ? verdict : PARITY_FAIL]++;
     return ASSAY_OK;
 }
 
-static bool same_column(const parity_result *a, const parity_result *b)
+assay_status parity_report_add(parity_report *r, const parity_result *result)
 {
-    return strcmp(a->case_name, b->case_name) == 0 && strcmp(a->precision, b->precision) == 0 &&
-           strcmp(a->layout, b->layout) == 0 && strcmp(a->variants, b->variants) == 0;
+    const parity_claim claim = parity_claim_of(result);
+    return add(r, &claim);
+}
+
+/* Equal texts of a report are one pointer. */
+static bool same_column(const parity_claim *a, const parity_claim *b)
+{
+    return a->case_name == b->case_name && a->precision == b->precision && a->layout == b->layout &&
+           a->variants == b->variants;
 }
 
 /* Another column begins to count anew. */
-static void count_for(parity_report *r, const parity_result *to)
+static void count_for(parity_report *r, const parity_claim *to)
 {
-    if (!same_column(&r->results[r->drawn_in], to))
+    if (!same_column(&r->claims[r->drawn_in], to))
         r->pictures = r->excerpts = 0;
     r->drawn_in = r->n - 1;
 }
 
-static assay_status take_picture(parity_report *r, const parity_picture *picture, parity_result *to)
+static assay_status take_picture(parity_report *r, const parity_picture *picture, parity_claim *to)
 {
     const parity_drawn one = {.picture = picture};
     int none;
@@ -109,7 +127,7 @@ static assay_status take_picture(parity_report *r, const parity_picture *picture
     return parity_gallery_take(&r->gallery, &one, &to->picture, &none);
 }
 
-static assay_status take_excerpt(parity_report *r, const parity_excerpt *excerpt, parity_result *to)
+static assay_status take_excerpt(parity_report *r, const parity_excerpt *excerpt, parity_claim *to)
 {
     parity_excerpt *copy;
     count_for(r, to);
@@ -127,7 +145,7 @@ static assay_status take_excerpt(parity_report *r, const parity_excerpt *excerpt
     return ASSAY_OK;
 }
 
-static assay_status take_curve(parity_report *r, const parity_curve *curve, parity_result *to)
+static assay_status take_curve(parity_report *r, const parity_curve *curve, parity_claim *to)
 {
     ASSAY_TRY(parity_gallery_curve(&r->gallery, &to->curve));
     parity_curve *copy = parity_gallery_curve_at(&r->gallery, to->curve);
@@ -137,10 +155,12 @@ static assay_status take_curve(parity_report *r, const parity_curve *curve, pari
     return ASSAY_OK;
 }
 
-assay_status parity_report_add_drawn(parity_report *r, const parity_result *result, const parity_drawn *drawn)
+assay_status parity_report_add_claim(parity_report *r, const parity_claim *claim, const parity_drawn *drawn)
 {
-    ASSAY_TRY(parity_report_add(r, result));
-    parity_result *to = &r->results[r->n - 1];
+    ASSAY_TRY(add(r, claim));
+    if (drawn == NULL)
+        return ASSAY_OK;
+    parity_claim *to = &r->claims[r->n - 1];
     const bool failed = to->verdict == PARITY_FAIL;
     if (failed && drawn->picture != NULL)
         ASSAY_TRY(take_picture(r, drawn->picture, to));
@@ -149,22 +169,29 @@ assay_status parity_report_add_drawn(parity_report *r, const parity_result *resu
     return drawn->curve != NULL && drawn->curve->n > 0 ? take_curve(r, drawn->curve, to) : ASSAY_OK;
 }
 
-static parity_drawn drawn_from(const parity_gallery *g, const parity_result *result)
+assay_status parity_report_add_drawn(parity_report *r, const parity_result *result, const parity_drawn *drawn)
 {
-    return (parity_drawn){.picture = parity_gallery_picture_at(g, result->picture),
-                          .excerpt = parity_gallery_excerpt_at(g, result->excerpt),
-                          .curve = parity_gallery_curve_at(g, result->curve)};
+    const parity_claim claim = parity_claim_of(result);
+    return parity_report_add_claim(r, &claim, drawn);
+}
+
+parity_drawn parity_gallery_drawn(const parity_gallery *g, const parity_claim *c)
+{
+    return (parity_drawn){.picture = parity_gallery_picture_at(g, c->picture),
+                          .excerpt = parity_gallery_excerpt_at(g, c->excerpt),
+                          .curve = parity_gallery_curve_at(g, c->curve)};
 }
 
 assay_status parity_report_add_from(parity_report *report, const parity_gallery *g, const parity_result *r)
 {
-    const parity_drawn drawn = drawn_from(g, r);
-    return parity_report_add_drawn(report, r, &drawn);
+    const parity_claim claim = parity_claim_of(r);
+    const parity_drawn drawn = parity_gallery_drawn(g, &claim);
+    return parity_report_add_claim(report, &claim, &drawn);
 }
 
-parity_drawn parity_report_drawn(const parity_report *r, const parity_result *result)
+parity_drawn parity_report_drawn(const parity_report *r, const parity_claim *claim)
 {
-    return drawn_from(&r->gallery, result);
+    return parity_gallery_drawn(&r->gallery, claim);
 }
 
 void parity_report_set_origin(parity_report *r, const parity_origin *origin)
@@ -182,9 +209,9 @@ int64_t parity_report_count(const parity_report *r)
     return r->n;
 }
 
-const parity_result *parity_report_at(const parity_report *r, int64_t i)
+const parity_claim *parity_report_at(const parity_report *r, int64_t i)
 {
-    return i >= 0 && i < r->n ? &r->results[i] : NULL;
+    return i >= 0 && i < r->n ? &r->claims[i] : NULL;
 }
 
 void parity_report_totals(const parity_report *r, int64_t *passed, int64_t *failed, int64_t *skipped)

@@ -37,8 +37,8 @@ typedef struct parity_column {
     int64_t ambiguous;
     int64_t first; /* result */
 } parity_column;
-/* Whether a result belongs to a column. */
-bool parity_column_holds(const parity_column *c, const parity_result *r);
+/* Whether a claim belongs to a column of its report, whose equal texts are one pointer. */
+bool parity_column_holds(const parity_column *c, const parity_claim *x);
 /* PASS: everything was checked and holds. */
 parity_verdict parity_column_verdict(const parity_column *c);
 assay_status parity_report_columns(const parity_report *r, parity_column **out, int64_t *n);
@@ -70,7 +70,7 @@ void parity_task_label(const char *case_name, const char *precision, const char 
                        char out[PARITY_TASK_LABEL]);
 
 /* "decoder.layers.1.mlp.linear_fc1 linear_bwd_weight dweight[3,5], step 1, microbatch 0, rank 2" */
-void parity_result_place(const parity_result *r, char *out, size_t capacity);
+void parity_claim_place(const parity_claim *r, char *out, size_t capacity);
 
 /* axes.c: the worst shares of the checks local [0] and whole [1] over the cells whose layout uses an axis; axes that no cell
  * uses are left out.  Returns the number of rows. */

@@ -119,11 +119,11 @@ static void put_checks(FILE *f, const page *p)
     fputc('\n', f);
 }
 
-static void put_claim(FILE *f, const parity_result *x)
+static void put_claim(FILE *f, const parity_claim *x)
 {
     char place[PARITY_TEXT];
     const char *const words[] = {x->case_name, x->precision, x->layout, x->variants};
-    parity_result_place(x, place, sizeof place);
+    parity_claim_place(x, place, sizeof place);
     fprintf(f, "\n**%s**", parity_verdict_name(x->verdict));
     for (size_t k = 0; k < sizeof words / sizeof *words; k++) {
         fputs(words[k][0] != 0 ? " " : "", f);
@@ -148,7 +148,7 @@ static void put_first(FILE *f, const parity_report *r, parity_verdict v, int64_t
     parity_column shown[SHOWN];
     int64_t n = 0, k;
     for (int64_t i = 0; i < parity_report_count(r) && n < SHOWN; i++) {
-        const parity_result *x = parity_report_at(r, i);
+        const parity_claim *x = parity_report_at(r, i);
         if (x->verdict != v)
             continue;
         for (k = 0; k < n && !parity_column_holds(&shown[k], x); k++)

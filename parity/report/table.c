@@ -60,10 +60,10 @@ static void print_legend(FILE *out)
           out);
 }
 
-static void print_failure(const parity_result *x, FILE *out)
+static void print_failure(const parity_claim *x, FILE *out)
 {
     char place[PARITY_TEXT];
-    parity_result_place(x, place, sizeof place);
+    parity_claim_place(x, place, sizeof place);
     fputc('\n', out);
     print_colored(out, parity_verdict_name(x->verdict), 0, x->verdict);
     fprintf(out, "  %s %s %s%s%s, %s: %s\n", x->case_name, x->precision, x->layout,
@@ -80,11 +80,12 @@ static void print_failure(const parity_result *x, FILE *out)
  * others. */
 static void print_failures(const parity_report *r, FILE *out, const char *results)
 {
-    int64_t hidden = 0;
-    for (int k = 0; k < PARITY_CHECK_COUNT; k++) {
+    int64_t hidden = 0, passed, failed, skipped;
+    parity_report_totals(r, &passed, &failed, &skipped);
+    for (int k = 0; k < PARITY_CHECK_COUNT && failed + skipped > 0; k++) {
         int64_t shown = 0;
         for (int64_t i = 0; i < parity_report_count(r); i++) {
-            const parity_result *x = parity_report_at(r, i);
+            const parity_claim *x = parity_report_at(r, i);
             if (x->verdict == PARITY_PASS || parity_check_rank(x->check) != k)
                 continue;
             if (shown++ < MAX_SHOWN_PER_CHECK)

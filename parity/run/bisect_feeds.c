@@ -89,7 +89,7 @@ static assay_status mark_unplanned(bisect *b, const assay_trace *t)
         goto done;
     }
     for (int64_t i = 0; i < parity_report_count(report); i++) {
-        const parity_result *r = parity_report_at(report, i);
+        const parity_claim *r = parity_report_at(report, i);
         bisect_element *e = r->verdict == PARITY_FAIL ? element_of(b, r->op, r->instance, r->phase) : NULL;
         if (e == NULL || e->unplanned[0] != '\0')
             continue;

@@ -99,7 +99,7 @@ assay_status bisect_write_rules(const bisect *b, const bool *set, const char *pa
 }
 
 /* --- verdict ------------------------------------------------------------------------------------------------ */
-static bool is_target(const bisect *b, const parity_result *r)
+static bool is_target(const bisect *b, const parity_claim *r)
 {
     return b->target[0] == '\0' || fnmatch(b->target, r->tensor, 0) == 0;
 }
@@ -118,7 +118,7 @@ static assay_status judge(bisect *b, const char *path, bool *agrees)
                                     : parity_check_whole(b->cache, trace, report),
                    st, done);
     for (int64_t i = 0; i < parity_report_count(report); i++) {
-        const parity_result *r = parity_report_at(report, i);
+        const parity_claim *r = parity_report_at(report, i);
         if (!is_target(b, r))
             continue;
         ASSAY_CHECK_GOTO(r->verdict != PARITY_SKIP, ASSAY_UNSUPPORTED, st, done,
@@ -309,7 +309,7 @@ static assay_status mark_suspects(bisect *b, const assay_trace *t)
     ASSAY_TRY_GOTO(parity_report_create(&report), st, done);
     ASSAY_TRY_GOTO(parity_check_local(t, report), st, done);
     for (int64_t i = 0; i < parity_report_count(report); i++) {
-        const parity_result *r = parity_report_at(report, i);
+        const parity_claim *r = parity_report_at(report, i);
         for (int64_t k = 0; k < b->n && r->verdict == PARITY_FAIL; k++)
             if (strcmp(b->elements[k].op, r->op) == 0 && strcmp(b->elements[k].instance, r->instance) == 0 &&
                 b->elements[k].phase == r->phase)

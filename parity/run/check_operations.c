@@ -6,9 +6,9 @@
 #include <string.h>
 
 /* Errors of a few units of a narrow format, spread over a tensor: a result was kept in it. */
-static void guess_precision(const check_state *c, const parity_result *r, char text[PARITY_TEXT])
+static void guess_precision(const check_state *c, const parity_claim *r, char text[PARITY_TEXT])
 {
-    const assay_trace_op *op = parity_result_op(c->trace, r);
+    const assay_trace_op *op = parity_claim_op(c->trace, r);
     const assay_trace_tensor *t = op != NULL ? assay_trace_op_tensor(c->trace, op, r->tensor) : NULL;
     const double off = fabs(r->found - r->expected) / fabs(r->expected);
     if (t == NULL || text[0] != '\0' || !(r->expected != 0.0))
@@ -20,10 +20,10 @@ static void guess_precision(const check_state *c, const parity_result *r, char t
         snprintf(text, PARITY_TEXT, "an operand or an intermediate result is kept in BF16 or TF32");
 }
 
-static assay_status explain(check_state *c, const parity_result *r)
+static assay_status explain(check_state *c, const parity_claim *r)
 {
     char why[PARITY_TEXT] = "";
-    const assay_trace_op *op = parity_result_op(c->trace, r);
+    const assay_trace_op *op = parity_claim_op(c->trace, r);
     if (op != NULL)
         ASSAY_TRY(parity_suspect(c->trace, op, why));
     const bool proven = why[0] != '\0';
@@ -94,7 +94,7 @@ assay_status check_operations(check_state *c)
     ASSAY_TRY_GOTO(parity_check_local(c->trace, report), st, done);
     ASSAY_TRY_GOTO(parity_check_routing(c->trace, report), st, done);
     for (int64_t i = 0; i < parity_report_count(report); i++) {
-        const parity_result *r = parity_report_at(report, i);
+        const parity_claim *r = parity_report_at(report, i);
         if (r->verdict == PARITY_FAIL && c->failed[CHECK_OPERATIONS] == 0)
             ASSAY_TRY_GOTO(explain(c, r), st, done);
         else if (r->verdict == PARITY_FAIL)

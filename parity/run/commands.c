@@ -168,8 +168,8 @@ static assay_status say_why(const assay_trace *trace, const parity_report *repor
     const assay_trace_op *first = NULL;
     char why[PARITY_TEXT];
     for (int64_t i = 0; i < parity_report_count(report); i++) {
-        const parity_result *r = parity_report_at(report, i);
-        const assay_trace_op *op = r->verdict == PARITY_FAIL ? parity_result_op(trace, r) : NULL;
+        const parity_claim *r = parity_report_at(report, i);
+        const assay_trace_op *op = r->verdict == PARITY_FAIL ? parity_claim_op(trace, r) : NULL;
         if (op &&
             (!first || op->step < first->step || (op->step == first->step && op->sequence < first->sequence)))
             first = op;

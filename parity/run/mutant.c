@@ -112,8 +112,9 @@ static bool starts_with(const char *text, const char *prefix)
 void parity_mutant_judge(const parity_mutant *m, const parity_report *r, parity_kill *out)
 {
     memset(out, 0, sizeof *out);
+    parity_claim_init(&out->by);
     for (int64_t i = 0; i < parity_report_count(r); i++) {
-        const parity_result *x = parity_report_at(r, i);
+        const parity_claim *x = parity_report_at(r, i);
         if (x->verdict != PARITY_FAIL || x->check != m->expected_check)
             continue;
         const bool first = out->n_failed++ == 0;

@@ -42,7 +42,7 @@ assay_status parity_mutant_load(const char *path, parity_mutant *out);
 typedef struct parity_kill {
     bool caught;      /* the expected check failed */
     bool named;       /* ... and its first failure names the right place with the right word */
-    parity_result by; /* that failure */
+    parity_claim by;  /* that failure; its texts are the report's */
     int64_t n_failed; /* failures of the expected check */
 } parity_kill;
 /* The first failure of the expected check decides; of the whole check, any. */

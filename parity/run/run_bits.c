@@ -155,7 +155,7 @@ static int64_t failed(const parity_report *r)
 static assay_status add_all(parity_report *to, const parity_report *from)
 {
     for (int64_t i = 0; i < parity_report_count(from); i++)
-        ASSAY_TRY(parity_report_add(to, parity_report_at(from, i)));
+        ASSAY_TRY(parity_report_add_claim(to, parity_report_at(from, i), NULL));
     return ASSAY_OK;
 }
 

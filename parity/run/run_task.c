@@ -317,10 +317,10 @@ static assay_status judge_operations(parity_task_state *s, const char *request, 
     ASSAY_TRY_GOTO(parity_report_create(&all), st, done);
     ASSAY_TRY_GOTO(parity_check_exact(request, answer, all), st, done);
     for (int64_t i = 0; i < parity_report_count(all); i++) {
-        const parity_result *r = parity_report_at(all, i);
-        const parity_drawn drawn = parity_report_drawn(all, r);
-        if (s->o->check[0] == 0 || strcmp(s->o->check, parity_check_name(r->check)) == 0)
-            ASSAY_TRY_GOTO(parity_report_add_drawn(s->report, r, &drawn), st, done);
+        const parity_claim *c = parity_report_at(all, i);
+        const parity_drawn drawn = parity_report_drawn(all, c);
+        if (s->o->check[0] == 0 || strcmp(s->o->check, parity_check_name(c->check)) == 0)
+            ASSAY_TRY_GOTO(parity_report_add_claim(s->report, c, &drawn), st, done);
     }
 done:
     parity_report_destroy(all);

@@ -17,12 +17,12 @@ static assay_status tell(selftest *s, const parity_mutant *m, const parity_repor
     if (s->told == NULL)
         return ASSAY_OK;
     for (int64_t i = 0; i < parity_report_count(report); i++) {
-        parity_result r = *parity_report_at(report, i);
-        const parity_drawn drawn = parity_report_drawn(report, &r);
-        snprintf(r.case_name, sizeof r.case_name, "%s", m->name);
-        snprintf(r.precision, sizeof r.precision, "%s", assay_precision_name(s->train.precision));
-        snprintf(r.layout, sizeof r.layout, "%s", m->layout);
-        ASSAY_TRY(parity_report_add_drawn(s->told, &r, &drawn));
+        parity_claim c = *parity_report_at(report, i);
+        const parity_drawn drawn = parity_report_drawn(report, &c);
+        c.case_name = m->name;
+        c.precision = assay_precision_name(s->train.precision);
+        c.layout = m->layout;
+        ASSAY_TRY(parity_report_add_claim(s->told, &c, &drawn));
     }
     return ASSAY_OK;
 }
@@ -92,7 +92,7 @@ static assay_status try_clean(selftest *s, const clean_run *c)
            assay_precision_name(c->precision), "all",
            good ? "clean:" : "FAIL, false alarm:", (long long)passed, (long long)failed, (long long)skipped);
     for (int64_t i = 0; i < parity_report_count(report) && failed > 0; i++) {
-        const parity_result *r = parity_report_at(report, i);
+        const parity_claim *r = parity_report_at(report, i);
         if (r->verdict == PARITY_FAIL) {
             printf("  %61s%s %s %s%s: %s\n", "", parity_check_name(r->check), r->op, r->instance, r->tensor,
                    r->message);

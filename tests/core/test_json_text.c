@@ -16,28 +16,10 @@ static const char *const texts[] = {"",
 
 static json_t *all_values(void)
 {
-    static const double reals[] = {0.0,
-                                   -0.0,
-                                   1.0,
-                                   -2.5,
-                                   1e20,
-                                   1e-5,
-                                   1.0 / 3.0,
-                                   123456789.0,
-                                   DBL_MAX,
-                                   -DBL_MIN,
-                                   4.9e-324,
-                                   1e16,
-                                   1e17,
-                                   1.5e300,
-                                   0.0001,
-                                   0x1.fffffep127,
-                                   1e15,
-                                   -1e15,
-                                   999999999999999.0,
-                                   -999999999999999.0,
-                                   999999999999999.5,
-                                   -7.0};
+    static const double reals[] = {
+        0.0,        -0.0,       1.0,  -2.5,  1e20,    1e-5,   1.0 / 3.0,      123456789.0, DBL_MAX,
+        -DBL_MIN,   4.9e-324,   1e16, 1e17,  1.5e300, 0.0001, 0x1.fffffep127, 0x1p53,      -0x1p53,
+        0x1p53 + 2, 0x1p53 - 1, 1e15, 100.0, 0.5,     -7.0,   99999.5};
     static const json_int_t integers[] = {0, 1, -1, 10, 1234567890123, INT64_MAX, INT64_MIN};
     json_t *o = json_object(), *strings = json_array(), *r = json_array(), *n = json_array();
     for (int i = 0; texts[i] != NULL; i++)

@@ -3,6 +3,8 @@
 #include "tests/support/core.h"
 #include <fcntl.h>
 #include <pty.h>
+#include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -152,6 +154,51 @@ Test(core_file, what_is_written_is_read)
         free(back);
         free(data);
     }
+}
+
+enum { LINES = 50000 };
+
+/* user: the status to end with. */
+static assay_status put_numbers(void *user, FILE *f)
+{
+    for (int i = 0; i < LINES; i++)
+        fprintf(f, "%d\n", i);
+    return *(const assay_status *)user == ASSAY_OK ? ASSAY_OK : ASSAY_ERROR(ASSAY_MISMATCH, "not like this");
+}
+
+Test(core_file, what_is_put_bit_by_bit_is_read)
+{
+    char *text = NULL;
+    uint64_t bytes = 0;
+    assay_status end = ASSAY_OK;
+    expect_ok(assay_write_file_by(at("f"), put_numbers, &end));
+    expect_ok(assay_read_file(at("f"), 1 << 20, &text, &bytes));
+    char *next = text;
+    for (int i = 0; i < LINES; i++)
+        cr_assert_eq(strtol(next, &next, 10), i);
+    cr_expect_eq(next + 1 - text, (int64_t)bytes);
+    free(text);
+}
+
+Test(core_file, what_could_not_be_put_leaves_the_old_file)
+{
+    char *text = NULL, beside[300];
+    uint64_t bytes = 0;
+    assay_status end = ASSAY_MISMATCH;
+    const struct rlimit small = {.rlim_cur = 100000, .rlim_max = 100000};
+    snprintf(beside, sizeof beside, "%s.tmp.%ld", at("f"), (long)getpid());
+    expect_ok(assay_write_file(at("f"), "old", 3));
+    expect_error(assay_write_file_by(at("f"), put_numbers, &end), ASSAY_MISMATCH, "not like this");
+    cr_expect_neq(access(beside, F_OK), 0);
+    end = ASSAY_OK;
+    expect_error(assay_write_file_by(at("no/such/f"), put_numbers, &end), ASSAY_NOT_FOUND, "cannot create");
+    signal(SIGXFSZ, SIG_IGN);
+    cr_assert_eq(setrlimit(RLIMIT_FSIZE, &small), 0);
+    expect_error(assay_write_file_by(at("f"), put_numbers, &end), ASSAY_IO, "cannot write: File too large");
+    cr_expect_neq(access(beside, F_OK), 0);
+    expect_ok(assay_read_file(at("f"), 3, &text, &bytes));
+    cr_expect_str_eq(text, "old");
+    free(text);
 }
 
 Test(core_file, reading_refuses_what_is_not_a_small_regular_file)

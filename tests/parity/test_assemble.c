@@ -42,7 +42,7 @@ Test(parity_assemble, shards_tile_the_global_tensor)
 Test(parity_assemble, a_gap_is_a_missing_shard_with_its_index)
 {
     parity_report *r = assemble_two((int64_t[]){0, 3}, (int64_t[]){2, 1}, NULL);
-    const parity_result *f = first_failure(r);
+    const parity_claim *f = first_failure(r);
     cr_assert_not_null(f);
     cr_assert_str_eq(f->tensor, "x.y");
     cr_assert(strstr(f->message, "missing shard"), "%s", f->message);
@@ -65,7 +65,7 @@ Test(parity_assemble, overlapping_pieces_are_named)
     memcpy(other, eight + 2, sizeof other);
     other[1] += 0.5f;
     r = assemble_two((int64_t[]){0, 1}, (int64_t[]){2, 3}, other);
-    const parity_result *f = first_failure(r);
+    const parity_claim *f = first_failure(r);
     cr_assert_not_null(f);
     cr_assert(strstr(f->message, "pieces overlap and differ"), "%s", f->message);
     cr_assert_eq(f->index[0], 1);
@@ -83,7 +83,7 @@ Test(parity_assemble, equal_replicas_pass_and_differing_replicas_fail)
     memcpy(other, eight, sizeof other);
     other[5] = 6.5f;
     r = assemble_two((int64_t[]){0, 0}, (int64_t[]){4, 4}, other);
-    const parity_result *f = first_failure(r);
+    const parity_claim *f = first_failure(r);
     cr_assert_not_null(f);
     cr_assert(strstr(f->message, "replicas differ"), "%s", f->message);
     cr_assert_eq(f->check, PARITY_CHECK_ASSEMBLE);

@@ -49,7 +49,7 @@ Test(parity_bitwise, equal_runs_pass)
 Test(parity_bitwise, one_element_is_found_and_named)
 {
     parity_report *r = compare(0, 3, 4.76837158e-07f, 0);
-    const parity_result *f = first_failure(r);
+    const parity_claim *f = first_failure(r);
     cr_assert_not_null(f);
     cr_assert_eq(f->n_bad, 1);
     cr_assert_eq(f->step, 2);

@@ -59,7 +59,7 @@ Test(parity_checkpoint, equal_states_of_different_layouts_pass)
 Test(parity_checkpoint, one_bit_is_found_and_named)
 {
     parity_report *r = compare(0, true);
-    const parity_result *f = first_failure(r);
+    const parity_claim *f = first_failure(r);
     cr_assert_not_null(f);
     cr_assert_eq(n_failed(r), 1);
     cr_assert_str_eq(f->instance, "exp_avg");

@@ -128,7 +128,7 @@ Test(parity_exact_rungs, a_fault_of_one_rung_fails_under_its_name_alone)
         snprintf(wanted, sizeof wanted, "%s k%d", name, changed);
         cr_expect_eq(n_failed(r), 1);
         for (int64_t i = 0; i < parity_report_count(r); i++) {
-            const parity_result *x = parity_report_at(r, i);
+            const parity_claim *x = parity_report_at(r, i);
             const char *rung = strchr(x->instance, ' ');
             cr_assert(rung != NULL && rung[1] == 'k', "%s", x->instance);
             if (x->verdict == PARITY_FAIL)
@@ -150,7 +150,7 @@ static void expect_said(int last, int64_t failures, const char *words)
     parity_report *r = judge_three(request, 1, -1, last, name);
     cr_expect_eq(n_failed(r), failures, "%s", words);
     for (int64_t i = 0; i < parity_report_count(r); i++) {
-        const parity_result *x = parity_report_at(r, i);
+        const parity_claim *x = parity_report_at(r, i);
         said = said || (x->verdict == PARITY_FAIL && strstr(x->message, words) != NULL);
     }
     cr_expect(said, "%s", words);

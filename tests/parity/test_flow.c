@@ -86,7 +86,7 @@ static parity_report *flow_of(const story *s)
 static void expect_failure(const story *s, const char *instance, const char *slot, const char *word)
 {
     parity_report *r = flow_of(s);
-    const parity_result *f = first_failure(r);
+    const parity_claim *f = first_failure(r);
     cr_assert_not_null(f);
     cr_assert_eq(n_failed(r), 1);
     cr_assert_str_eq(f->instance, instance);

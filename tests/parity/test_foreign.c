@@ -47,7 +47,7 @@ Test(parity_foreign, a_planted_fault_is_named_at_its_operation)
         int64_t passed, failed, skipped;
         parity_report *r = replay(rows[i].name);
         parity_report_totals(r, &passed, &failed, &skipped);
-        const parity_result *first = first_failure(r);
+        const parity_claim *first = first_failure(r);
         cr_expect_eq(failed, rows[i].failed, "%s: %d", rows[i].name, (int)failed);
         cr_assert_not_null(first, "%s", rows[i].name);
         cr_expect_str_eq(first->instance, rows[i].instance);
@@ -80,7 +80,7 @@ Test(parity_foreign, a_rounding_point_that_is_not_declared_is_seen)
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         parity_report *r =
             replay_altered(rows[i].name, "rank-00000.jsonl", rows[i].words, "\"rounding\": []");
-        const parity_result *first = first_failure(r);
+        const parity_claim *first = first_failure(r);
         cr_assert_not_null(first, "%s", rows[i].words);
         for (int64_t k = 0; k < parity_report_count(r); k++)
             if (parity_report_at(r, k)->verdict == PARITY_FAIL)
@@ -96,7 +96,7 @@ Test(parity_foreign, our_engines_keep_no_output_to_themselves)
     parity_report *r = replay_altered("llama_bf16", "index.json", "\"pytorch\"", "\"gpu\"");
     int norms = 0;
     for (int64_t i = 0; i < parity_report_count(r); i++) {
-        const parity_result *x = parity_report_at(r, i);
+        const parity_claim *x = parity_report_at(r, i);
         norms += strcmp(x->op, "rmsnorm_fwd") == 0 && x->verdict == PARITY_FAIL &&
                  strstr(x->message, "rstd") != NULL;
     }

@@ -122,7 +122,7 @@ static parity_report *judge_copy(const plan_cell *c, const char *kind, const cha
 
 static void expect_first(parity_report *r, const char *instance, const char *item, const char *text)
 {
-    const parity_result *f = first_failure(r);
+    const parity_claim *f = first_failure(r);
     cr_assert_not_null(f, "%s", text);
     cr_assert_str_eq(f->instance, instance, "%s", f->message);
     cr_assert_str_eq(f->tensor, item);

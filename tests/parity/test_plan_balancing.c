@@ -100,7 +100,7 @@ static void expect_engine_balancing(assay_precision precision)
         plan_cell c;
         plan_cell_run(&c, plan_model, "tp2,sp,cp2 balancing", precision, planted[i][0]);
         parity_report *r = plan_judge(&c, c.trace);
-        const parity_result *f = first_failure(r);
+        const parity_claim *f = first_failure(r);
         cr_assert(f != NULL, "%s: not caught", planted[i][0]);
         cr_expect(strcmp(f->op, planted[i][1]) == 0 && strcmp(f->instance, planted[i][2]) == 0 &&
                       strcmp(f->tensor, planted[i][3]) == 0,

@@ -163,7 +163,7 @@ static void expect_documents(assay_precision precision)
         plan_cell c;
         plan_cell_run(&c, plan_model, rows[i].layout, precision, rows[i].planted);
         parity_report *r = plan_judge(&c, c.trace);
-        const parity_result *f = first_failure(r);
+        const parity_claim *f = first_failure(r);
         cr_assert(f != NULL, "%s: %s: not caught", rows[i].layout, rows[i].planted);
         cr_expect(strcmp(f->op, rows[i].op) == 0 && strcmp(f->instance, rows[i].instance) == 0 &&
                       strcmp(f->tensor, rows[i].item) == 0,
@@ -193,7 +193,7 @@ static void expect_plain_order(assay_precision precision)
         plan_cell c;
         plan_cell_run(&c, plan_model, "cp2", precision, planted[i][0]);
         parity_report *r = plan_judge(&c, c.trace);
-        const parity_result *f = first_failure(r);
+        const parity_claim *f = first_failure(r);
         cr_assert(f != NULL, "%s: not caught", planted[i][0]);
         cr_expect(strcmp(f->op, planted[i][1]) == 0 && strcmp(f->tensor, planted[i][2]) == 0,
                   "%s: named at %s %s %s: %s", planted[i][0], f->op, f->instance, f->tensor, f->message);

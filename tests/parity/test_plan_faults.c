@@ -291,12 +291,12 @@ static void expect_order(const char *model, const char *layout, int rank, assay_
     plan_cell c;
     plan_cell_run(&c, model, layout, precision, "forwards_first");
     parity_report *r = plan_judge(&c, c.trace);
-    const parity_result *f = first_failure(r);
+    const parity_claim *f = first_failure(r);
     cr_assert(f != NULL, "%s: not caught", layout);
     cr_expect(strcmp(f->tensor, "order") == 0 && f->rank == rank, "%s: rank %d, %s %s: %s", layout, f->rank,
               f->instance, f->tensor, f->message);
     for (int64_t i = 0; i < parity_report_count(r); i++) {
-        const parity_result *one = parity_report_at(r, i);
+        const parity_claim *one = parity_report_at(r, i);
         cr_expect(one->verdict != PARITY_FAIL || strcmp(one->tensor, "order") == 0, "%s: %s", one->instance,
                   one->message);
     }
@@ -458,7 +458,7 @@ static void expect_boundary(const char *layout, const char *planted, const char 
     must(assay_grid_make(&p, &c.grid));
     say_layout(&c, layout);
     parity_report *r = plan_judge(&c, c.trace);
-    const parity_result *f = first_failure(r);
+    const parity_claim *f = first_failure(r);
     cr_assert(f != NULL, "%s as %s: not caught", layout, planted);
     cr_expect(strcmp(f->instance, instance) == 0 && f->rank == rank && f->step == 0 && f->microbatch == 0,
               "%s as %s: rank %d, %s %s: %s", layout, planted, f->rank, f->instance, f->tensor, f->message);

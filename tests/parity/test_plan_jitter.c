@@ -28,7 +28,7 @@ static void expect_first(const char *planted, const char *op, const char *instan
     plan_cell c;
     plan_cell_run(&c, plan_model, "tp2,sp jitter", ASSAY_PRECISION_FP32, planted);
     parity_report *r = plan_judge(&c, c.trace);
-    const parity_result *f = first_failure(r);
+    const parity_claim *f = first_failure(r);
     cr_assert_not_null(f, "%s: not caught", planted);
     cr_expect(strcmp(f->op, op) == 0 && strcmp(f->instance, instance) == 0, "%s: named at %s %s %s", planted,
               f->op, f->instance, f->tensor);

@@ -94,10 +94,10 @@ static void expect_early(const char *layout, const char *op, assay_precision pre
     plan_cell c;
     plan_cell_run(&c, plan_model, layout, precision, "early_reduction");
     parity_report *r = plan_judge(&c, c.trace);
-    const parity_result *f = first_failure(r);
+    const parity_claim *f = first_failure(r);
     cr_assert(f != NULL, "%s: not caught", layout);
     for (int64_t i = 0; i < parity_report_count(r); i++) {
-        const parity_result *one = parity_report_at(r, i);
+        const parity_claim *one = parity_report_at(r, i);
         if (one->verdict != PARITY_FAIL)
             continue;
         cr_expect(strcmp(one->tensor, "order") == 0 && strcmp(one->op, op) == 0 &&

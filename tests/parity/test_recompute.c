@@ -41,7 +41,7 @@ static void expect_named(const plan_cell *c, const fault *k)
                  assay_error_message());
     assay_trace *t = open_trace(dir);
     parity_report *r = k->plan ? plan_judge(c, t) : judge_bits(t);
-    const parity_result *f = first_failure(r);
+    const parity_claim *f = first_failure(r);
     cr_expect(f != NULL, "%s: not caught", what);
     if (f != NULL)
         cr_expect(strcmp(f->op, k->op) == 0 && strcmp(f->instance, k->instance) == 0 &&
@@ -137,7 +137,7 @@ static void expect_astray(const char *planted, const char *op, const char *insta
         plan_cell c;
         plan_cell_run(&c, plan_model, "tp2 full=1", precisions[i], planted);
         parity_report *r = judge_bits(c.trace);
-        const parity_result *f = first_failure(r);
+        const parity_claim *f = first_failure(r);
         cr_assert(f != NULL, "%s: not caught", planted);
         cr_expect(strcmp(f->op, op) == 0 && strcmp(f->instance, instance) == 0 &&
                       strcmp(f->tensor, slot) == 0,

@@ -132,7 +132,7 @@ Test(parity_replay, an_output_is_judged_by_its_own_arithmetic)
 {
     parity_report *shared = norm_backward(false), *own = norm_backward(true);
     cr_expect_null(first_failure(shared));
-    const parity_result *bad = first_failure(own);
+    const parity_claim *bad = first_failure(own);
     cr_assert_not_null(bad);
     cr_expect_str_eq(bad->tensor, "dgamma");
     cr_expect_eq(bad->n_bad, 1);
@@ -145,7 +145,7 @@ Test(parity_replay, an_honest_operation_is_within_its_bound)
     parity_report *r = linear(-1, 0, false);
     print_failures(r);
     cr_assert_eq(n_failed(r), 0);
-    const parity_result *x = parity_report_at(r, 0);
+    const parity_claim *x = parity_report_at(r, 0);
     cr_assert_eq(x->count, 2 * T * N);
     cr_assert(x->ratio > 0.0 && x->ratio <= 1.0, "%g", x->ratio);
     parity_report_destroy(r);
@@ -154,7 +154,7 @@ Test(parity_replay, an_honest_operation_is_within_its_bound)
 Test(parity_replay, one_element_off_is_named_with_its_place)
 {
     parity_report *r = linear(6, 0.05f, false);
-    const parity_result *f = first_failure(r);
+    const parity_claim *f = first_failure(r);
     cr_assert_not_null(f);
     cr_assert_str_eq(f->op, "linear_fwd");
     cr_assert_str_eq(f->instance, "decoder.layers.0.mlp.linear_fc1");
@@ -170,7 +170,7 @@ Test(parity_replay, one_element_off_is_named_with_its_place)
 Test(parity_replay, not_a_number_fails)
 {
     parity_report *r = linear(0, NAN, false);
-    const parity_result *f = first_failure(r);
+    const parity_claim *f = first_failure(r);
     cr_assert_not_null(f);
     cr_assert(isinf(f->ratio));
     cr_assert(strstr(f->diagnosis, "NaN"), "%s", f->diagnosis);
@@ -265,7 +265,7 @@ static parity_report *collective(const call *c)
 static void expect_call(const call *c, bool good, const char *word)
 {
     parity_report *r = collective(c);
-    const parity_result *f = first_failure(r);
+    const parity_claim *f = first_failure(r);
     if (good)
         print_failures(r);
     cr_assert_eq(f == NULL, good, "%s: %s", c->op, f ? f->message : "passed");

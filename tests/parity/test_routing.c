@@ -59,7 +59,7 @@ Test(parity_routing, admissible_choices_pass_and_ambiguous_ones_are_counted)
     parity_report *r = route(logits, good, good_counts);
     print_failures(r);
     cr_assert_eq(n_failed(r), 0);
-    const parity_result *x = parity_report_at(r, 0);
+    const parity_claim *x = parity_report_at(r, 0);
     cr_assert_str_eq(x->tensor, "indices");
     cr_assert_eq(x->count, T);
     cr_assert_eq(x->n_ambiguous, 1);
@@ -70,7 +70,7 @@ Test(parity_routing, a_wrong_expert_is_named_by_its_row)
 {
     const int64_t wrong[T * K] = {1, 2, 0, 1, 0, 1}, counts[E] = {2, 3, 1, 0};
     parity_report *r = route(logits, wrong, counts);
-    const parity_result *f = first_failure(r);
+    const parity_claim *f = first_failure(r);
     cr_assert_not_null(f);
     cr_assert_eq(n_failed(r), 1);
     cr_assert_eq(f->index[0], 1);
@@ -90,7 +90,7 @@ Test(parity_routing, experts_exist_ascend_and_are_chosen_once)
                 counts[all[i][k]]++;
         }
         parity_report *r = route(logits, all[i], counts);
-        const parity_result *f = first_failure(r);
+        const parity_claim *f = first_failure(r);
         cr_assert_not_null(f);
         cr_assert(strstr(f->message, "expected ascending numbers below 4"), "%s", f->message);
         parity_report_destroy(r);
@@ -101,7 +101,7 @@ Test(parity_routing, counts_are_those_of_the_choice)
 {
     const int64_t counts[E] = {2, 1, 2, 1};
     parity_report *r = route(logits, good, counts);
-    const parity_result *f = first_failure(r);
+    const parity_claim *f = first_failure(r);
     cr_assert_not_null(f);
     cr_assert_str_eq(f->tensor, "tokens_per_expert");
     cr_assert_eq(f->n_bad, 2);

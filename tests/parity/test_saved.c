@@ -81,7 +81,7 @@ static void expect_checkpoint(const plan_cell *c, const change *k, const char *i
     char dir[256];
     copy_checkpoint(c->save, fresh_path(dir, "copy"), k);
     parity_report *r = judge(c, dir, NULL);
-    const parity_result *f = first_failure(r);
+    const parity_claim *f = first_failure(r);
     cr_assert_not_null(f);
     cr_assert_str_eq(f->instance, instance, "%s", f->message);
     cr_assert(strstr(f->message, text), "%s", f->message);
@@ -139,7 +139,7 @@ static void expect_out(const plan_cell *c, const char *name, const char *tensor,
     char path[256];
     copy_out(c->out, fresh_path(path, "out.safetensors"), name, 2.0f);
     parity_report *r = judge(c, NULL, path);
-    const parity_result *f = first_failure(r);
+    const parity_claim *f = first_failure(r);
     cr_assert_not_null(f, "%s", name);
     cr_assert_str_eq(f->tensor, tensor);
     cr_assert_str_eq(f->op, "out");

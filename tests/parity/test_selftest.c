@@ -60,7 +60,7 @@ static void expect_assemble(const char *kind, const char *op, const char *instan
     assay_trace *t = mutate(kind, op, instance, "y", rank, dir);
     parity_report *r = new_report();
     must(parity_check_assemble(t, r));
-    const parity_result *f = first_failure(r);
+    const parity_claim *f = first_failure(r);
     cr_assert_not_null(f, "%s", kind);
     cr_assert_eq(n_failed(r), 1);
     cr_assert_str_eq(f->tensor, tensor);
@@ -84,9 +84,9 @@ static void expect_local(const char *kind, bool fails, const char *diagnosis)
     assay_trace *t = mutate(kind, "add", "copy", "y", 0, dir);
     parity_report *r = new_report();
     must(parity_check_local(t, r));
-    const parity_result *f = NULL;
+    const parity_claim *f = NULL;
     for (int64_t i = 0; i < parity_report_count(r); i++) {
-        const parity_result *x = parity_report_at(r, i);
+        const parity_claim *x = parity_report_at(r, i);
         if (strcmp(x->op, "add") == 0 && strcmp(x->tensor, "y") == 0)
             f = x;
     }

@@ -76,7 +76,7 @@ static parity_report *judge(setting *s, assay_trace *t)
     return r;
 }
 
-static const parity_result *result_of(const parity_report *r, const char *tensor)
+static const parity_claim *result_of(const parity_report *r, const char *tensor)
 {
     for (int64_t i = 0; i < parity_report_count(r); i++) {
         if (strcmp(parity_report_at(r, i)->tensor, tensor) == 0)
@@ -95,7 +95,7 @@ Test(parity_whole, rounding_alone_passes_and_is_measured)
     parity_report *r = judge(&s, t);
     print_failures(r);
     cr_assert_eq(n_failed(r), 0);
-    const parity_result *x = result_of(r, "decoder.layers.0.self_attention.linear_qkv.weight.main_grad");
+    const parity_claim *x = result_of(r, "decoder.layers.0.self_attention.linear_qkv.weight.main_grad");
     cr_assert(x->ratio > 0.0 && x->ratio <= 1.0, "%g", x->ratio);
     cr_assert_eq(result_of(r, "loss")->verdict, PARITY_PASS);
     cr_assert_eq(result_of(r, "output_layer.y")->verdict, PARITY_PASS);
@@ -120,7 +120,7 @@ Test(parity_whole, one_wrong_head_is_not_diluted)
     for (int64_t i = 0; i < head; i++)
         w[i] /= 1.001;
     parity_report *r = judge(&s, t);
-    const parity_result *x = result_of(r, "decoder.layers.0.self_attention.linear_qkv.weight.main_param");
+    const parity_claim *x = result_of(r, "decoder.layers.0.self_attention.linear_qkv.weight.main_param");
     cr_assert_eq(x->verdict, PARITY_FAIL);
     cr_assert(x->index[0] < s.config->kv_channels, "worst slice %lld", (long long)x->index[0]);
     parity_report_destroy(r);

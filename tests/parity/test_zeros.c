@@ -89,7 +89,7 @@ Test(zeros, a_sum_over_the_wrong_group_is_named)
                   "group:num_zeros_in_grad.reduce:dp_cp");
     cr_assert_neq(said(&honest, 0), said(&c, 0));
     parity_report *report = plan_judge(&c, c.trace);
-    const parity_result *f = first_failure(report);
+    const parity_claim *f = first_failure(report);
     cr_assert_not_null(f);
     cr_expect_str_eq(f->instance, "num_zeros_in_grad.reduce");
     cr_expect_str_eq(f->tensor, "group");

@@ -171,7 +171,7 @@ static inline parity_report *judge_local(const char *dir)
 }
 
 /* First failed result, or NULL. */
-static inline const parity_result *first_failure(const parity_report *r)
+static inline const parity_claim *first_failure(const parity_report *r)
 {
     for (int64_t i = 0; i < parity_report_count(r); i++) {
         if (parity_report_at(r, i)->verdict == PARITY_FAIL)
@@ -204,7 +204,7 @@ static inline int64_t n_skipped(const parity_report *r)
 static inline void print_failures(const parity_report *r)
 {
     for (int64_t i = 0; i < parity_report_count(r); i++) {
-        const parity_result *x = parity_report_at(r, i);
+        const parity_claim *x = parity_report_at(r, i);
         if (x->verdict == PARITY_FAIL)
             fprintf(stderr, "FAIL %s %s %s %s: %s [%s]\n", parity_check_name(x->check), x->op, x->instance,
                     x->tensor, x->message, x->diagnosis);

@@ -62,7 +62,7 @@ static inline void expect_passed(parity_report *r, int64_t claims, size_t row)
 /* words: in the message, or the name of the tensor that failed. */
 static inline void expect_named(parity_report *r, const char *instance, const char *words, size_t row)
 {
-    const parity_result *f = first_failure(r);
+    const parity_claim *f = first_failure(r);
     cr_expect(f != NULL, "row %zu passes", row);
     if (f != NULL)
         cr_expect(strcmp(f->instance, instance) == 0 &&

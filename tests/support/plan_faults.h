@@ -34,7 +34,7 @@ static inline void expect_named(const plan_cell *c, const fault *k)
                  assay_error_message());
     assay_trace *t = open_trace(dir);
     parity_report *r = plan_judge(c, t);
-    const parity_result *f = first_failure(r);
+    const parity_claim *f = first_failure(r);
     cr_expect(f != NULL, "%s: not caught", what);
     if (f != NULL) {
         cr_expect(strcmp(f->op, k->op) == 0 && strcmp(f->instance, k->instance) == 0 &&
