@@ -24,6 +24,7 @@ typedef struct seal {
     said *list;
     json_t *tensors, *files; /* hashes */
     json_t *differing;       /* [family, parameter, rank] */
+    assay_open_shard *read;  /* [shards]: those that were read back from */
 } seal;
 
 /* --- what the ranks say ------------------------------------------------------------------------------------- */
@@ -174,22 +175,25 @@ static void free_unit(unit_data *u)
     free(u->piece);
 }
 
-static assay_status read_part(const assay_checkpoint_writer *w, const assay_planned_tensor *t, char *out)
+static assay_status read_part(seal *s, const assay_planned_tensor *t, char *out)
 {
     char path[ASSAY_CHECKPOINT_PATH + 64];
-    assay_checkpoint_file(path, w->tmp, w->plan.shards[t->shard].file);
-    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-    ASSAY_CHECK(fd >= 0, ASSAY_IO, "%s: cannot open: %s", path, strerror(errno));
+    assay_open_shard *f = &s->read[t->shard];
+    assay_checkpoint_file(path, s->w->tmp, s->w->plan.shards[t->shard].file);
+    if (!f->open) {
+        f->fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+        ASSAY_CHECK(f->fd >= 0, ASSAY_IO, "%s: cannot open: %s", path, strerror(errno));
+        f->open = true;
+    }
     int64_t done = 0;
     while (done < t->bytes) {
-        const ssize_t n = pread(fd, out + done, (size_t)(t->bytes - done), (off_t)(t->offset + done));
+        const ssize_t n = pread(f->fd, out + done, (size_t)(t->bytes - done), (off_t)(t->offset + done));
         if (n < 0 && errno == EINTR)
             continue;
         if (n <= 0)
             break;
         done += n;
     }
-    close(fd);
     ASSAY_CHECK(done == t->bytes, ASSAY_IO, "%s: cannot read %s back", path, t->name);
     return ASSAY_OK;
 }
@@ -211,7 +215,7 @@ static assay_status load_unit(seal *s, const assay_param_spec *p, unit_data *u)
     for (int k = 0; k < p->n_parts; k++) {
         const assay_planned_tensor *t = &u->tensors[k];
         char *at = u->data + u->start[k] * u->width;
-        ASSAY_TRY(read_part(s->w, t, at));
+        ASSAY_TRY(read_part(s, t, at));
         assay_sha256_bytes(at, (size_t)t->bytes, hash);
         json_t *kind = json_object_get(s->tensors, assay_stored_word(t->kind));
         ASSAY_CHECK(json_object_set_new(kind, t->name, json_string(hash)) == 0, ASSAY_OUT_OF_MEMORY,
@@ -327,6 +331,9 @@ assay_status assay_checkpoint_seal(assay_checkpoint_writer *w)
     seal s = {.w = w, .tensors = json_object(), .files = json_object(), .differing = json_array()};
     for (int k = 0; k < ASSAY_STORED_COUNT; k++)
         json_object_set_new(s.tensors, assay_stored_word((assay_stored_kind)k), json_object());
+    s.read = calloc((size_t)w->plan.n_shards + 1, sizeof *s.read);
+    ASSAY_CHECK_GOTO(s.read != NULL, ASSAY_OUT_OF_MEMORY, st, done, "%s: %lld shards", w->dir,
+                     (long long)w->plan.n_shards);
     ASSAY_TRY_GOTO(read_pieces(&s), st, done);
     ASSAY_TRY_GOTO(check_units(&s), st, done);
     ASSAY_TRY_GOTO(hash_files(&s), st, done);
@@ -336,6 +343,10 @@ done:
     json_decref(s.tensors);
     json_decref(s.files);
     json_decref(s.differing);
+    for (int64_t i = 0; s.read != NULL && i < w->plan.n_shards; i++)
+        if (s.read[i].open)
+            close(s.read[i].fd);
+    free(s.read);
     free(s.list);
     return st;
 }
