@@ -1,8 +1,8 @@
 /* The short way to read a tensor record is the long one: where it takes a line, the JSON reader takes it, too, and both
  * read the same record. */
 #include "core/base/json.h"
-#include "core/files/trace_internal.h"
 #include "core/base/json_text.h"
+#include "core/files/trace_internal.h"
 #include "tests/support/core.h"
 
 #define HASH "0123456789abcdef0123456789abcdef"
