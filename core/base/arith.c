@@ -83,18 +83,6 @@ void assay_arith_describe(const assay_arith *a, char *out, size_t capacity)
     snprintf(out, capacity, "%s %s%s%s", assay_dtype_name(a->accumulate), order, a->fma ? ", fma" : "", more);
 }
 
-static void put_word(assay_json_text *t, const char *key, const char *word)
-{
-    assay_json_text_key(t, key);
-    assay_json_text_string(t, word);
-}
-
-static void put_count(assay_json_text *t, const char *key, int64_t value)
-{
-    assay_json_text_key(t, key);
-    assay_json_text_integer(t, value);
-}
-
 static void put_flag(assay_json_text *t, const char *key, bool flag)
 {
     assay_json_text_key(t, key);
@@ -104,16 +92,16 @@ static void put_flag(assay_json_text *t, const char *key, bool flag)
 void assay_arith_put(assay_json_text *t, const assay_arith *a)
 {
     assay_json_text_open(t, '{');
-    put_word(t, "accumulate", assay_dtype_name(a->accumulate));
-    put_word(t, "order", assay_order_name(a->order));
-    put_count(t, "lanes", a->lanes);
-    put_count(t, "split", a->split);
-    put_count(t, "k_step", a->k_step);
-    put_count(t, "guard_bits", a->guard_bits);
+    assay_json_text_put_string(t, "accumulate", assay_dtype_name(a->accumulate));
+    assay_json_text_put_string(t, "order", assay_order_name(a->order));
+    assay_json_text_put_integer(t, "lanes", a->lanes);
+    assay_json_text_put_integer(t, "split", a->split);
+    assay_json_text_put_integer(t, "k_step", a->k_step);
+    assay_json_text_put_integer(t, "guard_bits", a->guard_bits);
     put_flag(t, "fma", a->fma);
     put_flag(t, "atomics", a->atomics);
-    put_count(t, "math_ulp", a->math_ulp);
-    put_count(t, "tile", a->tile);
+    assay_json_text_put_integer(t, "math_ulp", a->math_ulp);
+    assay_json_text_put_integer(t, "tile", a->tile);
     if (a->rounding != 0) {
         assay_json_text_key(t, "rounding");
         assay_json_text_open(t, '[');

@@ -181,6 +181,18 @@ void assay_json_text_real(assay_json_text *t, double value)
     put(t, text, strlen(text));
 }
 
+void assay_json_text_put_string(assay_json_text *t, const char *key, const char *value)
+{
+    assay_json_text_key(t, key);
+    assay_json_text_string(t, value);
+}
+
+void assay_json_text_put_integer(assay_json_text *t, const char *key, int64_t value)
+{
+    assay_json_text_key(t, key);
+    assay_json_text_integer(t, value);
+}
+
 static void put_members(assay_json_text *t, const json_t *value)
 {
     json_t *object = (json_t *)(uintptr_t)value; /* Jansson's iterator takes a non-const object */

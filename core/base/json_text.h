@@ -34,6 +34,9 @@ void assay_json_text_key(assay_json_text *t, const char *key);
 void assay_json_text_string(assay_json_text *t, const char *value);
 void assay_json_text_integer(assay_json_text *t, int64_t value);
 void assay_json_text_real(assay_json_text *t, double value);
+/* "key":value */
+void assay_json_text_put_string(assay_json_text *t, const char *key, const char *value);
+void assay_json_text_put_integer(assay_json_text *t, const char *key, int64_t value);
 /* A Jansson tree at this place; NULL means that there was no memory for it. */
 void assay_json_text_value(assay_json_text *t, const json_t *value);
 

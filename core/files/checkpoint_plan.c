@@ -141,8 +141,7 @@ static void put_entry(assay_json_text *t, const assay_checkpoint_plan *p, const 
     const assay_hf_part *h = &p->content.spec->params[x->param].parts[x->part];
     assay_json_text_key(t, x->name);
     assay_json_text_open(t, '{');
-    assay_json_text_key(t, "dtype");
-    assay_json_text_string(t, assay_dtype_name(x->dtype));
+    assay_json_text_put_string(t, "dtype", assay_dtype_name(x->dtype));
     assay_json_text_key(t, "shape");
     assay_json_text_open(t, '[');
     for (int d = 0; d < h->ndim; d++)
@@ -168,8 +167,7 @@ static assay_status place(assay_checkpoint_plan *p, assay_planned_shard *shard,
     assay_json_text_open(&text, '{');
     assay_json_text_key(&text, "__metadata__"); /* transformers demands it */
     assay_json_text_open(&text, '{');
-    assay_json_text_key(&text, "format");
-    assay_json_text_string(&text, "pt");
+    assay_json_text_put_string(&text, "format", "pt");
     assay_json_text_close(&text, '}');
     for (int64_t i = 0; i < n; i++) {
         put_entry(&text, p, in_file[i], at);

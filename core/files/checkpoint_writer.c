@@ -275,16 +275,13 @@ assay_status assay_checkpoint_add(assay_checkpoint_writer *w, const char *family
     assay_checkpoint_piece_hash(data, count * p.width, hash);
     assay_json_text *t = &w->said;
     assay_json_text_open(t, '{');
-    assay_json_text_key(t, "family");
-    assay_json_text_integer(t, family);
-    assay_json_text_key(t, "param");
-    assay_json_text_integer(t, param);
+    assay_json_text_put_integer(t, "family", family);
+    assay_json_text_put_integer(t, "param", param);
     assay_json_text_key(t, "writes");
     assay_json_text_value(t, writes && !alias ? json_true() : json_false());
     assay_json_text_key(t, "segments");
     put_segments(t, shard);
-    assay_json_text_key(t, "hash");
-    assay_json_text_string(t, hash);
+    assay_json_text_put_string(t, "hash", hash);
     assay_json_text_close(t, '}');
     return ASSAY_OK;
 }

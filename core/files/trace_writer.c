@@ -165,18 +165,6 @@ static assay_status write_line(assay_trace_writer *w)
     return ASSAY_OK;
 }
 
-static void put_text(assay_trace_writer *w, const char *key, const char *value)
-{
-    assay_json_text_key(&w->line, key);
-    assay_json_text_string(&w->line, value);
-}
-
-static void put_integer(assay_trace_writer *w, const char *key, int64_t value)
-{
-    assay_json_text_key(&w->line, key);
-    assay_json_text_integer(&w->line, value);
-}
-
 /* Takes the reference to `value`. */
 static void put_value(assay_trace_writer *w, const char *key, json_t *value)
 {
@@ -209,13 +197,13 @@ static void put_tensor(assay_trace_writer *w, const assay_trace_tensor *t)
 {
     assay_json_text_begin(&w->line);
     assay_json_text_open(&w->line, '{');
-    put_text(w, "type", "tensor");
-    put_integer(w, "id", t->id);
-    put_text(w, "name", t->name);
-    put_text(w, "phase", assay_phase_name(t->phase));
-    put_integer(w, "step", t->step);
-    put_integer(w, "microbatch", t->microbatch);
-    put_text(w, "dtype", assay_dtype_name(t->dtype));
+    assay_json_text_put_string(&w->line, "type", "tensor");
+    assay_json_text_put_integer(&w->line, "id", t->id);
+    assay_json_text_put_string(&w->line, "name", t->name);
+    assay_json_text_put_string(&w->line, "phase", assay_phase_name(t->phase));
+    assay_json_text_put_integer(&w->line, "step", t->step);
+    assay_json_text_put_integer(&w->line, "microbatch", t->microbatch);
+    assay_json_text_put_string(&w->line, "dtype", assay_dtype_name(t->dtype));
     assay_json_text_key(&w->line, "global_shape");
     put_integers(w, t->shard.global_shape, t->shard.ndim);
     if (!assay_trace_is_whole(&t->shard)) {
@@ -225,14 +213,14 @@ static void put_tensor(assay_trace_writer *w, const assay_trace_tensor *t)
         put_segments(w, &t->shard);
     }
     if (t->kind != ASSAY_PIECE_SHARD)
-        put_text(w, "kind", assay_piece_kind_name(t->kind));
+        assay_json_text_put_string(&w->line, "kind", assay_piece_kind_name(t->kind));
     if (t->kind == ASSAY_PIECE_PARTIAL)
-        put_text(w, "partial_group", t->partial_group);
+        assay_json_text_put_string(&w->line, "partial_group", t->partial_group);
     if (t->kind == ASSAY_PIECE_ROWS)
-        put_integer(w, "rows_id", t->rows_id);
+        assay_json_text_put_integer(&w->line, "rows_id", t->rows_id);
     if (t->has_scale)
-        put_integer(w, "scale", t->scale_id);
-    put_text(w, "hash", t->hash);
+        assay_json_text_put_integer(&w->line, "scale", t->scale_id);
+    assay_json_text_put_string(&w->line, "hash", t->hash);
     assay_json_text_close(&w->line, '}');
 }
 
@@ -322,7 +310,7 @@ static assay_status put_slots(assay_trace_writer *w, const assay_trace_op *op, c
         ASSAY_CHECK(slots[i].tensor >= 0 && slots[i].tensor < w->n_tensors, ASSAY_INVALID_ARGUMENT,
                     "%s: %s: slot '%s' names record %" PRId64 ", but %" PRId64 " records were written",
                     w->path, op->op, slots[i].slot, slots[i].tensor, w->n_tensors);
-        put_integer(w, slots[i].slot, slots[i].tensor);
+        assay_json_text_put_integer(&w->line, slots[i].slot, slots[i].tensor);
     }
     assay_json_text_close(&w->line, '}');
     return ASSAY_OK;
@@ -344,7 +332,7 @@ static assay_status put_group(assay_trace_writer *w, const assay_trace_op *op)
     ASSAY_CHECK(problem < 0, ASSAY_INVALID_ARGUMENT,
                 "%s: %s: rank %d of group '%s' is not in the world or there twice", w->path, op->op,
                 op->group_ranks[problem], op->group);
-    put_text(w, "group", op->group);
+    assay_json_text_put_string(&w->line, "group", op->group);
     assay_json_text_key(&w->line, "group_ranks");
     assay_json_text_open(&w->line, '[');
     for (int i = 0; i < op->n_group_ranks; i++)
@@ -388,16 +376,16 @@ assay_status assay_trace_write_op(assay_trace_writer *w, assay_trace_op *op)
     op->rank = w->rank;
     assay_json_text_begin(&w->line);
     assay_json_text_open(&w->line, '{');
-    put_text(w, "type", "op");
-    put_integer(w, "sequence", op->sequence);
-    put_text(w, "op", op->op);
-    put_text(w, "instance", op->instance);
-    put_text(w, "phase", assay_phase_name(op->phase));
-    put_integer(w, "step", op->step);
-    put_integer(w, "microbatch", op->microbatch);
-    put_integer(w, "variant", op->variant);
+    assay_json_text_put_string(&w->line, "type", "op");
+    assay_json_text_put_integer(&w->line, "sequence", op->sequence);
+    assay_json_text_put_string(&w->line, "op", op->op);
+    assay_json_text_put_string(&w->line, "instance", op->instance);
+    assay_json_text_put_string(&w->line, "phase", assay_phase_name(op->phase));
+    assay_json_text_put_integer(&w->line, "step", op->step);
+    assay_json_text_put_integer(&w->line, "microbatch", op->microbatch);
+    assay_json_text_put_integer(&w->line, "variant", op->variant);
     if (op->variant_name[0] != '\0')
-        put_text(w, "variant_name", op->variant_name);
+        assay_json_text_put_string(&w->line, "variant_name", op->variant_name);
     assay_json_text_key(&w->line, "arith");
     assay_arith_put(&w->line, &op->arith.all);
     if (op->arith.n > 0) {
@@ -430,11 +418,11 @@ assay_status assay_trace_writer_close(assay_trace_writer *w)
     ASSAY_TRY(assay_trace_end_step(w));
     assay_json_text_begin(&w->line);
     assay_json_text_open(&w->line, '{');
-    put_text(w, "type", "end");
-    put_integer(w, "rank", w->rank);
-    put_integer(w, "world_size", w->world);
-    put_integer(w, "tensors", w->n_tensors);
-    put_integer(w, "ops", w->n_ops);
+    assay_json_text_put_string(&w->line, "type", "end");
+    assay_json_text_put_integer(&w->line, "rank", w->rank);
+    assay_json_text_put_integer(&w->line, "world_size", w->world);
+    assay_json_text_put_integer(&w->line, "tensors", w->n_tensors);
+    assay_json_text_put_integer(&w->line, "ops", w->n_ops);
     assay_json_text_close(&w->line, '}');
     ASSAY_TRY(write_line(w));
     const bool flushed = fflush(w->lines) == 0;

@@ -5,12 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void put_integer(assay_json_text *t, const char *key, int64_t x)
-{
-    assay_json_text_key(t, key);
-    assay_json_text_integer(t, x);
-}
-
 /* JSON has no infinities and no NaN: they are written as strings. */
 static void put_real(assay_json_text *t, double x)
 {
@@ -31,8 +25,8 @@ static void put_picture(assay_json_text *t, const parity_picture *p)
     for (int d = 0; d < p->ndim; d++)
         assay_json_text_integer(t, p->shape[d]);
     assay_json_text_close(t, ']');
-    put_integer(t, "rows", p->rows);
-    put_integer(t, "columns", p->columns);
+    assay_json_text_put_integer(t, "rows", p->rows);
+    assay_json_text_put_integer(t, "columns", p->columns);
     if (p->ulps) {
         assay_json_text_key(t, "unit");
         assay_json_text_string(t, "ulp");
@@ -55,7 +49,7 @@ static void put_curve(assay_json_text *t, const parity_curve *c)
     static const char *const names[] = {"found", "expected", "allowance"};
     assay_json_text_key(t, "curve");
     assay_json_text_open(t, '{');
-    put_integer(t, "stride", c->stride);
+    assay_json_text_put_integer(t, "stride", c->stride);
     assay_json_text_key(t, "step");
     assay_json_text_open(t, '[');
     for (int64_t i = 0; i < c->n; i++)

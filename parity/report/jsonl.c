@@ -20,44 +20,32 @@ static void put_number(assay_json_text *t, const char *key, double x)
         assay_json_text_real(t, x);
 }
 
-static void put_integer(assay_json_text *t, const char *key, int64_t x)
-{
-    assay_json_text_key(t, key);
-    assay_json_text_integer(t, x);
-}
-
 /* Every member is always there, empty where it does not apply. */
-static void put_text(assay_json_text *t, const char *key, const char *text)
-{
-    assay_json_text_key(t, key);
-    assay_json_text_string(t, text);
-}
-
 static void put_result(assay_json_text *t, const parity_report *report, const parity_claim *r)
 {
     assay_json_text_begin(t);
     assay_json_text_open(t, '{');
-    put_text(t, "case", r->case_name);
-    put_text(t, "engine", r->engine);
-    put_text(t, "tier", r->tier);
-    put_text(t, "layout", r->layout);
-    put_text(t, "precision", r->precision);
-    put_text(t, "variants", r->variants);
-    put_text(t, "check", parity_check_name(r->check));
-    put_text(t, "tensor", r->tensor);
-    put_text(t, "operation", r->op);
-    put_text(t, "instance", r->instance);
-    put_text(t, "phase",
-             (int)r->phase >= 0 && r->phase < ASSAY_PHASE_COUNT ? assay_phase_name(r->phase) : "");
-    put_integer(t, "step", r->step);
-    put_integer(t, "microbatch", r->microbatch);
-    put_integer(t, "rank", r->rank);
-    put_text(t, "verdict", parity_verdict_name(r->verdict));
+    assay_json_text_put_string(t, "case", r->case_name);
+    assay_json_text_put_string(t, "engine", r->engine);
+    assay_json_text_put_string(t, "tier", r->tier);
+    assay_json_text_put_string(t, "layout", r->layout);
+    assay_json_text_put_string(t, "precision", r->precision);
+    assay_json_text_put_string(t, "variants", r->variants);
+    assay_json_text_put_string(t, "check", parity_check_name(r->check));
+    assay_json_text_put_string(t, "tensor", r->tensor);
+    assay_json_text_put_string(t, "operation", r->op);
+    assay_json_text_put_string(t, "instance", r->instance);
+    assay_json_text_put_string(
+        t, "phase", (int)r->phase >= 0 && r->phase < ASSAY_PHASE_COUNT ? assay_phase_name(r->phase) : "");
+    assay_json_text_put_integer(t, "step", r->step);
+    assay_json_text_put_integer(t, "microbatch", r->microbatch);
+    assay_json_text_put_integer(t, "rank", r->rank);
+    assay_json_text_put_string(t, "verdict", parity_verdict_name(r->verdict));
     put_number(t, "ratio", r->ratio);
     put_number(t, "share", r->share);
-    put_integer(t, "count", r->count);
-    put_integer(t, "bad", r->n_bad);
-    put_integer(t, "ambiguous", r->n_ambiguous);
+    assay_json_text_put_integer(t, "count", r->count);
+    assay_json_text_put_integer(t, "bad", r->n_bad);
+    assay_json_text_put_integer(t, "ambiguous", r->n_ambiguous);
     if (r->index_ndim > 0 && r->index_ndim <= ASSAY_MAX_DIMS) {
         assay_json_text_key(t, "index");
         assay_json_text_open(t, '[');
@@ -69,10 +57,10 @@ static void put_result(assay_json_text *t, const parity_report *report, const pa
             put_number(t, "expected", r->expected);
         put_number(t, "allowance", r->allowance);
     }
-    put_integer(t, "variant", r->variant);
-    put_text(t, "diagnosis", r->diagnosis);
-    put_text(t, "message", r->message);
-    put_text(t, "reproduce", r->reproduce);
+    assay_json_text_put_integer(t, "variant", r->variant);
+    assay_json_text_put_string(t, "diagnosis", r->diagnosis);
+    assay_json_text_put_string(t, "message", r->message);
+    assay_json_text_put_string(t, "reproduce", r->reproduce);
     if (r->picture != 0 || r->excerpt != 0 || r->curve != 0) {
         const parity_drawn drawn = parity_report_drawn(report, r);
         parity_drawn_to_json(t, &drawn);
@@ -90,12 +78,12 @@ static void put_end(assay_json_text *t, const parity_report *r)
     assay_json_text_open(t, '{');
     assay_json_text_key(t, "end");
     assay_json_text_value(t, json_true());
-    put_text(t, "run", origin->run);
-    put_integer(t, "shard", origin->shard);
-    put_integer(t, "shards", origin->shards);
-    put_integer(t, "passed", passed);
-    put_integer(t, "failed", failed);
-    put_integer(t, "skipped", skipped);
+    assay_json_text_put_string(t, "run", origin->run);
+    assay_json_text_put_integer(t, "shard", origin->shard);
+    assay_json_text_put_integer(t, "shards", origin->shards);
+    assay_json_text_put_integer(t, "passed", passed);
+    assay_json_text_put_integer(t, "failed", failed);
+    assay_json_text_put_integer(t, "skipped", skipped);
     assay_json_text_close(t, '}');
 }
 
