@@ -173,3 +173,8 @@ uint64_t assay_name_hash(const char *name)
     }
     return hash;
 }
+
+uint64_t assay_text_hash(const char *text)
+{
+    return XXH3_64bits(text, strlen(text));
+}

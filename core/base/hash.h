@@ -29,6 +29,8 @@ void assay_sha256_bytes(const void *data, size_t bytes, char out[ASSAY_SHA256_HE
 assay_status assay_sha256_file(const char *path, char out[ASSAY_SHA256_HEX]);
 /* FNV-1a 64 of a NUL-terminated name: the Philox stream of a parameter. */
 uint64_t assay_name_hash(const char *name);
+/* Of a text, for tables in memory: XXH3, which takes eight bytes where FNV-1a takes one.  Nothing that is kept depends on it. */
+uint64_t assay_text_hash(const char *text);
 
 ASSAY_END_DECLS
 

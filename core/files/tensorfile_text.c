@@ -65,7 +65,7 @@ static bool distinct(const assay_tensor_header *h)
     bool all = seen != NULL;
     for (int64_t i = 0; i < h->n && all; i++) {
         const char *name = h->entries[i].info.name;
-        size_t at = (size_t)assay_name_hash(name) & (room - 1);
+        size_t at = (size_t)assay_text_hash(name) & (room - 1);
         for (int steps = 0; steps < MOST_STEPS && seen[at] != NULL && strcmp(seen[at], name) != 0; steps++)
             at = (at + 1) & (room - 1);
         all = seen[at] == NULL;

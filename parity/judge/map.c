@@ -50,7 +50,7 @@ static int64_t probe(const slot *slots, int64_t n_slots, const char *key, uint64
 
 int64_t parity_map_get(const parity_map *m, const char *key)
 {
-    const int64_t i = probe(m->slots, m->n_slots, key, assay_name_hash(key));
+    const int64_t i = probe(m->slots, m->n_slots, key, assay_text_hash(key));
     return m->slots[i].key ? m->slots[i].value : -1;
 }
 
@@ -73,7 +73,7 @@ assay_status parity_map_put(parity_map *m, const char *key, int64_t value)
 {
     if (2 * (m->n + 1) >= m->n_slots)
         ASSAY_TRY(grow(m));
-    const uint64_t hash = assay_name_hash(key);
+    const uint64_t hash = assay_text_hash(key);
     slot *s = &m->slots[probe(m->slots, m->n_slots, key, hash)];
     if (!s->key) {
         s->key = strdup(key);
@@ -87,7 +87,7 @@ assay_status parity_map_put(parity_map *m, const char *key, int64_t value)
 
 const char *parity_map_kept(const parity_map *m, const char *key)
 {
-    return m->slots[probe(m->slots, m->n_slots, key, assay_name_hash(key))].key;
+    return m->slots[probe(m->slots, m->n_slots, key, assay_text_hash(key))].key;
 }
 
 assay_status parity_map_keep(parity_map *m, const char *key, const char **kept)
