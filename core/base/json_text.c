@@ -150,9 +150,10 @@ void assay_json_text_integer(assay_json_text *t, int64_t value)
 /* A whole number that 17 digits hold, and no negative zero. */
 static bool is_whole(double value)
 {
-    static const double most = 0x1p53, zero = 0.0;
-    return value >= -most && value <= most && value == (double)(int64_t)value &&
-           (value != 0.0 || memcmp(&value, &zero, sizeof value) == 0);
+    static const double most = 0x1p53;
+    uint64_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return value >= -most && value <= most && value == (double)(int64_t)value && (value != 0.0 || bits == 0);
 }
 
 void assay_json_text_real(assay_json_text *t, double value)

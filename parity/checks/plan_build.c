@@ -62,13 +62,13 @@ const char *plan_text(plan *p, const char *fmt, ...)
 
 const char *plan_joined(plan *p, const char *a, const char *b, const char *c)
 {
-    const size_t n = strlen(a), m = strlen(b), k = strlen(c) + 1;
-    char *out = plan_alloc(p, n + m + k);
+    const size_t room = strlen(a) + strlen(b) + strlen(c) + 1;
+    char *out = plan_alloc(p, room);
     if (out == NULL)
         return "";
-    memcpy(out, a, n);
-    memcpy(out + n, b, m);
-    memcpy(out + n + m, c, k);
+    size_t n = assay_copy_text(out, room, a);
+    n += assay_copy_text(out + n, room - n, b);
+    assay_copy_text(out + n, room - n, c);
     return out;
 }
 
