@@ -78,8 +78,8 @@ typedef struct assay_checkpoint_ignore {
 } assay_checkpoint_ignore;
 assay_status assay_checkpoint_open_ignoring(assay_checkpoint **out, const char *dir,
                                             const assay_checkpoint_ignore *ignore);
-/* One of `world` readers of one checkpoint: this one hashes every world-th file, and nobody reads before all have opened it.  Rank
- * ASSAY_CHECKPOINT_HASHED: the caller knows the files by their hashes already. */
+/* One of `world` readers of one checkpoint: this one hashes every world-th file, of which the manifest is the last, and nobody reads
+ * before all have opened it.  Rank ASSAY_CHECKPOINT_HASHED: the caller knows the files by their hashes already; the manifest is hashed. */
 enum { ASSAY_CHECKPOINT_HASHED = -1 };
 assay_status assay_checkpoint_open_share(assay_checkpoint **out, const char *dir,
                                          const assay_checkpoint_ignore *ignore, int rank, int world);

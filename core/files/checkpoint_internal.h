@@ -88,8 +88,9 @@ void assay_checkpoint_file(char *out, const char *dir, const char *name);
 void assay_checkpoint_rank_file(char *out, const char *dir, const char *word, int rank);
 /* SHA-256 of the manifest without its member "sha256", in a form that does not depend on order or white space. */
 assay_status assay_checkpoint_manifest_hash(const json_t *manifest, char out[ASSAY_SHA256_HEX]);
-/* Reads and verifies DIR/manifest.json and, by it, every file of the folder; of these every world-th is hashed. */
+/* Reads and verifies DIR/manifest.json and, by it, every file of the folder; hashed are what assay_checkpoint_open_share says. */
 assay_status assay_checkpoint_verify(const char *dir, int rank, int world, json_t **manifest);
+
 typedef struct assay_open_shard {
     bool open;
     int fd;

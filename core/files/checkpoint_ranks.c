@@ -32,9 +32,11 @@ assay_status assay_checkpoint_rank_save(const assay_checkpoint_writer *w, const 
     /* Read by the other ranks before publication, which removes it: nothing to sync. */
     FILE *f = fopen(part, "wbe");
     ASSAY_CHECK(f != NULL, ASSAY_IO, "%s: cannot write: %s", part, strerror(errno));
-    const bool written = fwrite(said->text, 1, said->n, f) == said->n;
-    ASSAY_CHECK(fclose(f) == 0 && written && rename(part, path) == 0, ASSAY_IO, "%s: cannot write: %s", path,
-                strerror(errno));
+    int failed = fwrite(said->text, 1, said->n, f) == said->n ? 0 : errno;
+    if (fclose(f) != 0 && failed == 0)
+        failed = errno;
+    ASSAY_CHECK(failed == 0, ASSAY_IO, "%s: cannot write: %s", part, strerror(failed));
+    ASSAY_CHECK(rename(part, path) == 0, ASSAY_IO, "%s: cannot write: %s", path, strerror(errno));
     return ASSAY_OK;
 }
 

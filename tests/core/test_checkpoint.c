@@ -543,6 +543,10 @@ Test(core_checkpoint, readers_share_out_the_hashing)
         assay_checkpoint_close(c);
     }
     cr_expect_eq(refused, 1, "the manifest: refused by %d", refused);
+    assay_checkpoint *known = NULL; /* who knows the files' hashes has them from the manifest */
+    cr_expect_eq(assay_checkpoint_open_share(&known, path_of("a"), &none, ASSAY_CHECKPOINT_HASHED, 1),
+                 ASSAY_FORMAT);
+    cr_expect_not_null(strstr(assay_error_message(), "manifest.json: was changed"));
     assay_spec_destroy(spec);
 }
 
