@@ -182,6 +182,14 @@ void assay_json_text_real(assay_json_text *t, double value)
     put(t, text, strlen(text));
 }
 
+void assay_json_text_integers(assay_json_text *t, const int64_t *values, int n)
+{
+    assay_json_text_open(t, '[');
+    for (int i = 0; i < n; i++)
+        assay_json_text_integer(t, values[i]);
+    assay_json_text_close(t, ']');
+}
+
 void assay_json_text_put_string(assay_json_text *t, const char *key, const char *value)
 {
     assay_json_text_key(t, key);

@@ -34,6 +34,8 @@ void assay_json_text_key(assay_json_text *t, const char *key);
 void assay_json_text_string(assay_json_text *t, const char *value);
 void assay_json_text_integer(assay_json_text *t, int64_t value);
 void assay_json_text_real(assay_json_text *t, double value);
+/* [value,...] */
+void assay_json_text_integers(assay_json_text *t, const int64_t *values, int n);
 /* "key":value */
 void assay_json_text_put_string(assay_json_text *t, const char *key, const char *value);
 void assay_json_text_put_integer(assay_json_text *t, const char *key, int64_t value);

@@ -143,15 +143,9 @@ static void put_entry(assay_json_text *t, const assay_checkpoint_plan *p, const 
     assay_json_text_open(t, '{');
     assay_json_text_put_string(t, "dtype", assay_dtype_name(x->dtype));
     assay_json_text_key(t, "shape");
-    assay_json_text_open(t, '[');
-    for (int d = 0; d < h->ndim; d++)
-        assay_json_text_integer(t, h->shape[d]);
-    assay_json_text_close(t, ']');
+    assay_json_text_integers(t, h->shape, h->ndim);
     assay_json_text_key(t, "data_offsets");
-    assay_json_text_open(t, '[');
-    assay_json_text_integer(t, at);
-    assay_json_text_integer(t, at + x->bytes);
-    assay_json_text_close(t, ']');
+    assay_json_text_integers(t, (int64_t[]){at, at + x->bytes}, 2);
     assay_json_text_close(t, '}');
 }
 

@@ -230,23 +230,6 @@ static assay_status check_piece(const assay_checkpoint_writer *w, int family, in
     return ASSAY_OK;
 }
 
-/* [[[start,length],...],...]: a list for each dimension. */
-static void put_segments(assay_json_text *t, const assay_shard *s)
-{
-    assay_json_text_open(t, '[');
-    for (int d = 0; d < s->ndim; d++) {
-        assay_json_text_open(t, '[');
-        for (int i = 0; i < s->n_segments[d]; i++) {
-            assay_json_text_open(t, '[');
-            assay_json_text_integer(t, s->segments[d][i].start);
-            assay_json_text_integer(t, s->segments[d][i].length);
-            assay_json_text_close(t, ']');
-        }
-        assay_json_text_close(t, ']');
-    }
-    assay_json_text_close(t, ']');
-}
-
 assay_status assay_checkpoint_add(assay_checkpoint_writer *w, const char *family_word, const char *name,
                                   assay_dtype dtype, const assay_shard *shard, const void *data, bool writes)
 {
@@ -280,7 +263,7 @@ assay_status assay_checkpoint_add(assay_checkpoint_writer *w, const char *family
     assay_json_text_key(t, "writes");
     assay_json_text_value(t, writes && !alias ? json_true() : json_false());
     assay_json_text_key(t, "segments");
-    put_segments(t, shard);
+    assay_shard_put_segments(t, shard);
     assay_json_text_put_string(t, "hash", hash);
     assay_json_text_close(t, '}');
     return ASSAY_OK;

@@ -173,26 +173,6 @@ static void put_value(assay_trace_writer *w, const char *key, json_t *value)
     json_decref(value);
 }
 
-static void put_integers(assay_trace_writer *w, const int64_t *values, int n)
-{
-    assay_json_text_open(&w->line, '[');
-    for (int i = 0; i < n; i++)
-        assay_json_text_integer(&w->line, values[i]);
-    assay_json_text_close(&w->line, ']');
-}
-
-static void put_segments(assay_trace_writer *w, const assay_shard *s)
-{
-    assay_json_text_open(&w->line, '[');
-    for (int d = 0; d < s->ndim; d++) {
-        assay_json_text_open(&w->line, '[');
-        for (int i = 0; i < s->n_segments[d]; i++)
-            put_integers(w, (int64_t[]){s->segments[d][i].start, s->segments[d][i].length}, 2);
-        assay_json_text_close(&w->line, ']');
-    }
-    assay_json_text_close(&w->line, ']');
-}
-
 static void put_tensor(assay_trace_writer *w, const assay_trace_tensor *t)
 {
     assay_json_text_begin(&w->line);
@@ -205,12 +185,12 @@ static void put_tensor(assay_trace_writer *w, const assay_trace_tensor *t)
     assay_json_text_put_integer(&w->line, "microbatch", t->microbatch);
     assay_json_text_put_string(&w->line, "dtype", assay_dtype_name(t->dtype));
     assay_json_text_key(&w->line, "global_shape");
-    put_integers(w, t->shard.global_shape, t->shard.ndim);
+    assay_json_text_integers(&w->line, t->shard.global_shape, t->shard.ndim);
     if (!assay_trace_is_whole(&t->shard)) {
         assay_json_text_key(&w->line, "local_shape");
-        put_integers(w, t->shard.local_shape, t->shard.ndim);
+        assay_json_text_integers(&w->line, t->shard.local_shape, t->shard.ndim);
         assay_json_text_key(&w->line, "segments");
-        put_segments(w, &t->shard);
+        assay_shard_put_segments(&w->line, &t->shard);
     }
     if (t->kind != ASSAY_PIECE_SHARD)
         assay_json_text_put_string(&w->line, "kind", assay_piece_kind_name(t->kind));

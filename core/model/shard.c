@@ -2,6 +2,7 @@
 #include "core/model/shard.h"
 
 #include "core/base/dtype.h"
+#include "core/base/json_text.h"
 #include <string.h>
 
 void assay_shard_whole(assay_shard *s, const int64_t *shape, int ndim)
@@ -101,4 +102,16 @@ int64_t assay_shard_count(const assay_shard *s)
     for (int d = 0; d < s->ndim; d++)
         count *= s->local_shape[d];
     return count;
+}
+
+void assay_shard_put_segments(assay_json_text *t, const assay_shard *s)
+{
+    assay_json_text_open(t, '[');
+    for (int d = 0; d < s->ndim; d++) {
+        assay_json_text_open(t, '[');
+        for (int i = 0; i < s->n_segments[d]; i++)
+            assay_json_text_integers(t, (int64_t[]){s->segments[d][i].start, s->segments[d][i].length}, 2);
+        assay_json_text_close(t, ']');
+    }
+    assay_json_text_close(t, ']');
 }

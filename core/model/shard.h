@@ -8,6 +8,8 @@
 
 ASSAY_BEGIN_DECLS
 
+struct assay_json_text; /* core/base/json_text.h */
+
 /* Capacity of a canonical name, with its NUL; most dimensions; most segments of one dimension. */
 enum { ASSAY_NAME = 160, ASSAY_MAX_DIMS = 4, ASSAY_MAX_SEGMENTS = 256 };
 
@@ -38,6 +40,8 @@ int64_t assay_shard_global_index(const assay_shard *s, int dim, int64_t local);
 /* Validates: segments inside the global range, not overlapping, lengths adding up to local_shape. */
 assay_status assay_shard_check(const assay_shard *s, const char *what);
 int64_t assay_shard_count(const assay_shard *s);
+/* [[[start,length],...],...]: a list for each dimension. */
+void assay_shard_put_segments(struct assay_json_text *t, const assay_shard *s);
 
 /* Copies the elements that both pieces hold: dst (piece `to`) from src (piece `from`) of one global tensor;
  * elements are `element_bytes` wide.  Returns the number of elements copied; `covered` (may be NULL, one byte

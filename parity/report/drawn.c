@@ -259,7 +259,7 @@ bool parity_drawn_save(FILE *f, const parity_drawn *d)
             fwrite(d->curve->points, sizeof *d->curve->points, (size_t)head[2], f) == (size_t)head[2]);
 }
 
-static assay_status take(const char *path, const char **at, const char *end, void *out, size_t bytes)
+assay_status parity_part_take(const char *path, const char **at, const char *end, void *out, size_t bytes)
 {
     ASSAY_CHECK((size_t)(end - *at) >= bytes, ASSAY_FORMAT, "%s: truncated", path);
     memcpy(out, *at, bytes);
@@ -271,16 +271,16 @@ assay_status parity_drawn_read(const char *path, const char **at, const char *en
 {
     int64_t head[4];
     d->curve = (parity_curve){0};
-    ASSAY_TRY(take(path, at, end, head, sizeof head));
+    ASSAY_TRY(parity_part_take(path, at, end, head, sizeof head));
     d->has_picture = head[0] == 1;
     d->has_excerpt = head[1] == 1;
     ASSAY_CHECK((head[0] == 0 || head[0] == 1) && (head[1] == 0 || head[1] == 1) && head[2] >= 0 &&
                     head[2] <= PARITY_CURVE_POINTS,
                 ASSAY_FORMAT, "%s: a picture, excerpt or curve that is none", path);
     if (d->has_picture)
-        ASSAY_TRY(take(path, at, end, &d->picture, sizeof d->picture));
+        ASSAY_TRY(parity_part_take(path, at, end, &d->picture, sizeof d->picture));
     if (d->has_excerpt)
-        ASSAY_TRY(take(path, at, end, &d->excerpt, sizeof d->excerpt));
+        ASSAY_TRY(parity_part_take(path, at, end, &d->excerpt, sizeof d->excerpt));
     ASSAY_CHECK((!d->has_picture || parity_picture_valid(&d->picture)) &&
                     (!d->has_excerpt || parity_excerpt_valid(&d->excerpt)),
                 ASSAY_FORMAT, "%s: a picture or excerpt that is none", path);
@@ -290,7 +290,7 @@ assay_status parity_drawn_read(const char *path, const char **at, const char *en
         return ASSAY_OK;
     d->curve.points = malloc(bytes);
     ASSAY_CHECK(d->curve.points != NULL, ASSAY_OUT_OF_MEMORY, "%s", path);
-    ASSAY_TRY(take(path, at, end, d->curve.points, bytes));
+    ASSAY_TRY(parity_part_take(path, at, end, d->curve.points, bytes));
     d->curve.n = head[2];
     d->curve.stride = head[3];
     return ASSAY_OK;

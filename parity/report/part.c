@@ -50,21 +50,13 @@ assay_status parity_report_save_part(const parity_report *r, const char *path)
     return ASSAY_OK;
 }
 
-static assay_status take(const char *path, const char **at, const char *end, void *out, size_t bytes)
-{
-    ASSAY_CHECK((size_t)(end - *at) >= bytes, ASSAY_FORMAT, "%s: truncated", path);
-    memcpy(out, *at, bytes);
-    *at += bytes;
-    return ASSAY_OK;
-}
-
 /* One result at *at, after *c, whose texts lie in the part, too; a part that was cut off is an error. */
 static assay_status read_claim(const char *path, const char **at, const char *end, parity_claim *c,
                                bool *draws)
 {
     uint32_t head = 0;
-    ASSAY_TRY(take(path, at, end, &head, sizeof head));
-    ASSAY_TRY(take(path, at, end, c, NUMBERS));
+    ASSAY_TRY(parity_part_take(path, at, end, &head, sizeof head));
+    ASSAY_TRY(parity_part_take(path, at, end, c, NUMBERS));
     ASSAY_CHECK(head < 2 * DRAWN && c->index_ndim >= 0 && c->index_ndim <= ASSAY_MAX_DIMS, ASSAY_FORMAT,
                 "%s: a result that is none", path);
     *draws = (head & DRAWN) != 0;
@@ -91,7 +83,7 @@ assay_status parity_report_load_part(parity_report *r, const char *path)
     parity_claim_init(&c);
     ASSAY_TRY(assay_read_file(path, (uint64_t)1 << 32, &text, &bytes));
     const char *at = text, *end = text + bytes;
-    ASSAY_TRY_GOTO(take(path, &at, end, &n, sizeof n), st, done);
+    ASSAY_TRY_GOTO(parity_part_take(path, &at, end, &n, sizeof n), st, done);
     for (int64_t i = 0; i < n; i++) {
         bool draws = false;
         ASSAY_TRY_GOTO(read_claim(path, &at, end, &c, &draws), st, done);

@@ -23,6 +23,8 @@ assay_status parity_drawn_from_json(const json_t *o, const char *what, parity_dr
 /* The same as bytes of a part. */
 bool parity_drawn_save(FILE *f, const parity_drawn *drawn);
 assay_status parity_drawn_read(const char *path, const char **at, const char *end, parity_drawing *d);
+/* The next bytes of a part; ASSAY_FORMAT where there are not so many. */
+assay_status parity_part_take(const char *path, const char **at, const char *end, void *out, size_t bytes);
 
 /* Adds every result of a results.jsonl, and says which run it was part of (origin may be NULL).  An error that names file
  * and line: a malformed line, a pass whose ratio is not at most 1 or that has bad elements, results that are not as many
