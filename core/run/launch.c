@@ -2,14 +2,14 @@
  *
  * Each rank is a process group of its own: when a rank ends, whatever it started ends with it; when one dies,
  * the others get SIGTERM and, two seconds later, SIGKILL.  Ranks die with the launcher (PR_SET_PDEATHSIG), so
- * an interrupted run leaves nothing behind.  Everything that allocates happens before fork: the caller may
- * have threads, and a child of such a process may only make async-signal-safe calls until it executes. */
+ * an interrupted run leaves nothing behind. */
 #include "core/run/launch.h"
 
 #include "core/base/log.h"
 #include "core/model/layout.h"
 #include "core/run/launch_output.h"
 #include "core/run/launch_port.h"
+#include "core/run/launch_process.h"
 #include "core/run/stop.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -18,19 +18,19 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 extern char **environ;
 
-enum { N_OURS = 10, OURS_BYTES = 320, EXEC_FAILED = 127, TICK_MS = 10 };
+enum { N_OURS = 10, OURS_BYTES = 320, FDS = 3, TICK_MS = 10 };
 #define GRACE_S 2.0 /* between SIGTERM and SIGKILL */
 #define DRAIN_S 1.0 /* for output that a process outside the rank's group still holds open */
 
 typedef struct child {
     pid_t pid; /* 0: not started, or reaped */
+    int ended; /* readable when the process has ended; -1: none */
     assay_stream streams[2];
     /* environment: ours, then pointers into environ */
     char ours[N_OURS][OURS_BYTES];
@@ -43,7 +43,7 @@ typedef struct launch {
     char comm_id[64];
     int port; /* the socket that keeps the port of comm_id for this launch */
     child *children;
-    struct pollfd *fds; /* two per child */
+    struct pollfd *fds; /* FDS per child */
     FILE *log;
     double start, stop_at; /* stop_at: when SIGTERM was sent, 0 before */
     bool killed;           /* SIGKILL was sent */
@@ -118,28 +118,6 @@ static assay_status make_environment(const launch *l, child *c, int rank)
 /* --- starting ----------------------------------------------------------------------------------------------
  */
 
-/* In the child: async-signal-safe calls only. */
-static void become_rank(const launch *l, const child *c, int out, int err, pid_t parent)
-{
-    static const char message[] = "cannot execute the program of this rank\n";
-    sigset_t none;
-    sigemptyset(&none);
-    sigprocmask(SIG_SETMASK, &none, NULL);
-    setpgid(0, 0);
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent)
-        _exit(EXEC_FAILED); /* the launcher died before prctl */
-    const int in = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    if (in >= 0)
-        dup2(in, STDIN_FILENO);
-    dup2(out, STDOUT_FILENO);
-    dup2(err, STDERR_FILENO);
-    execve(l->argv[0], l->argv, c->envp);
-    if (write(STDERR_FILENO, message, sizeof message - 1) < 0)
-        _exit(EXEC_FAILED);
-    _exit(EXEC_FAILED);
-}
-
 static assay_status open_stream(const launch *l, assay_stream *s, int rank, FILE *to, int *write_end)
 {
     int ends[2];
@@ -164,13 +142,12 @@ static assay_status start_rank(launch *l, int rank)
     ASSAY_TRY(make_environment(l, c, rank));
     ASSAY_TRY_GOTO(open_stream(l, &c->streams[0], rank, stdout, &out), st, done);
     ASSAY_TRY_GOTO(open_stream(l, &c->streams[1], rank, stderr, &err), st, done);
-    const pid_t parent = getpid();
-    const pid_t pid = fork();
-    if (pid == 0)
-        become_rank(l, c, out, err, parent);
-    ASSAY_CHECK_GOTO(pid > 0, ASSAY_IO, st, done, "rank %d: cannot fork: %s", rank, strerror(errno));
-    setpgid(pid, pid); /* both sides do it: whoever comes first */
-    c->pid = pid;
+    const assay_process_start start = {.argv = l->argv, .envp = c->envp, .out = out, .err = err};
+    pid_t pid = 0;
+    if ((st = assay_process_begin(&start, &pid, &c->ended)) != ASSAY_OK)
+        assay_context(st, "rank %d", rank);
+    else
+        c->pid = pid;
 done:
     if (out >= 0)
         close(out);
@@ -210,6 +187,13 @@ static void note_failure(launch *l, int rank, const siginfo_t *info, bool same_s
     l->r.signal = by_signal ? info->si_status : 0;
 }
 
+static void forget_end(child *c)
+{
+    if (c->ended >= 0)
+        close(c->ended);
+    c->ended = -1;
+}
+
 /* Reaps the ranks that have ended; returns how many still run. */
 static int scan(launch *l, bool none_failed)
 {
@@ -228,6 +212,7 @@ static int scan(launch *l, bool none_failed)
         kill(-c->pid, SIGKILL);
         waitpid(c->pid, NULL, 0);
         c->pid = 0;
+        forget_end(c);
     }
     return n_running;
 }
@@ -269,19 +254,24 @@ static void pass_on_signals(launch *l)
         stop_all(l);
 }
 
-/* One turn: waits for output at most a tick, forwards it.  Returns how many streams are open. */
+/* One turn: waits for output, or the end of a rank, at most a tick, and forwards it.  Returns how many streams are open. */
 static assay_status pump(launch *l, int *n_open)
 {
     *n_open = 0;
-    for (int i = 0; i < 2 * l->o->world; i++) {
+    for (int rank = 0; rank < l->o->world; rank++) {
+        const child *c = &l->children[rank];
+        struct pollfd *fds = l->fds + (ptrdiff_t)FDS * rank;
         /* poll passes over negative descriptors. */
-        l->fds[i] = (struct pollfd){.fd = l->children[i / 2].streams[i % 2].fd, .events = POLLIN};
-        *n_open += l->fds[i].fd >= 0;
+        fds[0] = (struct pollfd){.fd = c->streams[0].fd, .events = POLLIN};
+        fds[1] = (struct pollfd){.fd = c->streams[1].fd, .events = POLLIN};
+        fds[2] = (struct pollfd){.fd = c->ended, .events = POLLIN};
+        *n_open += (fds[0].fd >= 0) + (fds[1].fd >= 0);
     }
-    const int ready = poll(l->fds, (nfds_t)(2 * l->o->world), TICK_MS);
-    for (int i = 0; ready > 0 && i < 2 * l->o->world; i++)
-        if (l->fds[i].fd >= 0 && l->fds[i].revents)
-            ASSAY_TRY(assay_stream_pump(&l->children[i / 2].streams[i % 2]));
+    const int ready = poll(l->fds, (nfds_t)(FDS * l->o->world), TICK_MS);
+    for (int rank = 0; ready > 0 && rank < l->o->world; rank++)
+        for (int i = 0; i < 2; i++)
+            if (l->fds[FDS * rank + i].fd >= 0 && l->fds[FDS * rank + i].revents)
+                ASSAY_TRY(assay_stream_pump(&l->children[rank].streams[i]));
     return ASSAY_OK;
 }
 
@@ -329,6 +319,7 @@ static void clean_up(launch *l)
             kill(-c->pid, SIGKILL);
             waitpid(c->pid, NULL, 0);
         }
+        forget_end(c);
         assay_stream_close(&c->streams[0]);
         assay_stream_close(&c->streams[1]);
         free(c->envp);
@@ -345,11 +336,11 @@ static assay_status prepare(launch *l)
 {
     const size_t world = (size_t)l->o->world;
     ASSAY_TRY(assay_launch_port(&l->port, l->comm_id, sizeof l->comm_id));
-    l->fds = calloc(2 * world, sizeof *l->fds);
+    l->fds = calloc(FDS * world, sizeof *l->fds);
     l->children = calloc(world, sizeof *l->children);
     ASSAY_CHECK(l->fds && l->children, ASSAY_OUT_OF_MEMORY, "launch: out of memory for %zu ranks", world);
-    for (size_t i = 0; i < 2 * world; i++)
-        l->children[i / 2].streams[i % 2].fd = -1;
+    for (size_t i = 0; i < world; i++)
+        l->children[i].ended = l->children[i].streams[0].fd = l->children[i].streams[1].fd = -1;
     if (l->o->log_path) {
         l->log = fopen(l->o->log_path, "ae");
         ASSAY_CHECK(l->log, ASSAY_IO, "%s: cannot open: %s", l->o->log_path, strerror(errno));

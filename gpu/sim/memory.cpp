@@ -128,6 +128,16 @@ static bool map_poisoned(unsigned char *p, size_t bytes)
     return true;
 }
 
+/* Has the pages of [p, p + bytes) in memory before something writes all of them: one call instead of a fault for each, which takes half
+ * as long again as the page itself.  A system that cannot (before Linux 5.14) faults. */
+static void populate(unsigned char *p, size_t bytes)
+{
+    enum { populate_write = 23 }; /* MADV_POPULATE_WRITE; older headers do not have it */
+    if (bytes > page_size()) {
+        (void)madvise(p, bytes, populate_write);
+    }
+}
+
 /* The bytes with access: whole pages, the last one ending where the rounded user bytes end. */
 static size_t body_bytes(const block &b)
 {
@@ -251,6 +261,7 @@ cudaError_t memory_allocate(void **out, size_t bytes, memory_kind kind, int devi
     }
     unsigned char *user = user_of(b);
     if (poison && bytes < lazy_bytes) {
+        populate(b.raw + b.zone, body_bytes(b));
         memset(user, 0xff, bytes);
     }
     fill_guards(b);

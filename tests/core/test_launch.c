@@ -4,6 +4,7 @@
 #include "core/run/launch_port.h"
 #include "tests/support/core_files.h"
 #include <arpa/inet.h>
+#include <inttypes.h>
 #include <netinet/in.h>
 #include <signal.h>
 #include <sys/socket.h>
@@ -188,6 +189,43 @@ Test(launch, nothing_of_a_rank_survives_it)
         usleep(10000);
     }
     cr_expect(state == 'X' || state == 'Z', "process %d is in state %c", (int)pid, state);
+}
+
+static void ignore_it(int signal_number)
+{
+    (void)signal_number;
+}
+
+static uint64_t signals_of(const char *field)
+{
+    uint64_t bits = 1;
+    char line[256];
+    bool found = false;
+    FILE *f = fopen("/proc/self/status", "r");
+    cr_assert_not_null(f);
+    while (!found && fgets(line, sizeof line, f) != NULL)
+        found = strncmp(line, field, strlen(field)) == 0;
+    fclose(f);
+    cr_assert(found && sscanf(line + strlen(field), "%" SCNx64, &bits) == 1, "%s", field);
+    return bits;
+}
+
+/* A rank starts with no signal blocked whatever its launcher blocks, and a launcher keeps its handlers and its mask, although ranks
+ * begin on its memory. */
+Test(launch, signals_of_ranks_and_of_their_launcher)
+{
+    sigset_t blocked;
+    signal(SIGUSR2, ignore_it);
+    sigemptyset(&blocked);
+    sigaddset(&blocked, SIGUSR1);
+    sigprocmask(SIG_BLOCK, &blocked, NULL);
+    const uint64_t mask = signals_of("SigBlk:"), caught = signals_of("SigCgt:");
+    cr_assert(mask == 1ull << (SIGUSR1 - 1) && (caught >> (SIGUSR2 - 1) & 1) == 1);
+    TEST_FAILS(run("grep '^SigBlk' /proc/self/status | tr '\\t' ' '; kill -USR2 $$; sleep 60", 1, 0.0, NULL),
+               ASSAY_CHILD, "died of signal 12");
+    cr_expect_eq(count_lines("[rank 0] SigBlk: 0000000000000000"), 1);
+    cr_expect_eq(signals_of("SigBlk:"), mask);
+    cr_expect_eq(signals_of("SigCgt:"), caught);
 }
 
 /* A launcher that is killed outright takes its ranks along. */
