@@ -98,8 +98,8 @@ execute() {
 }
 export log
 export -f execute
-# unit PRESET REGEX: Criterion executables, as many side by side as there are processors; counts single tests, and demands that
-# no sanitizer spoke.
+# unit PRESET REGEX: Criterion executables, one more side by side than there are processors, because ranks wait for each other and for
+# files; counts single tests, and demands that no sanitizer spoke.
 unit() {
     local preset=$1 regex=$2 exe name line p f c rc before=$passed t=$SECONDS
     local -a executables=()
@@ -112,7 +112,7 @@ unit() {
         return
     fi
     rm -f "$log/$preset"-test_*.code # of an earlier run
-    printf '%s\0' "${executables[@]}" | xargs -0 -P "$(nproc)" -n 1 bash -c 'execute "$0" "$1"' "$preset"
+    printf '%s\0' "${executables[@]}" | xargs -0 -P $(($(nproc) + 1)) -n 1 bash -c 'execute "$0" "$1"' "$preset"
     for exe in "${executables[@]}"; do
         name=$(basename "$exe")
         rc=$(cat "$log/$preset-$name.code" 2>/dev/null || echo 'none: it was not started')

@@ -154,8 +154,11 @@ static int64_t failed(const parity_report *r)
 
 static assay_status add_all(parity_report *to, const parity_report *from)
 {
-    for (int64_t i = 0; i < parity_report_count(from); i++)
-        ASSAY_TRY(parity_report_add_claim(to, parity_report_at(from, i), NULL));
+    for (int64_t i = 0; i < parity_report_count(from); i++) {
+        const parity_claim *c = parity_report_at(from, i);
+        const parity_drawn drawn = parity_report_drawn(from, c);
+        ASSAY_TRY(parity_report_add_claim(to, c, &drawn));
+    }
     return ASSAY_OK;
 }
 

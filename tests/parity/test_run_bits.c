@@ -24,6 +24,7 @@ static void engine_that_errs_where(const char *name, const char *words)
 typedef struct seen {
     int repeat, overlap, recompute, fusion, graph, together; /* failed claims under each name */
     int all_passed;                                          /* passed claims of the run with every change */
+    int shown;                                               /* failed claims with their first elements beside */
 } seen;
 
 static seen read_seen(const char *path)
@@ -37,6 +38,7 @@ static seen read_seen(const char *path)
         const char *verdict = json_string_value(json_object_get(o, "verdict"));
         if (op != NULL && check != NULL && verdict != NULL && strcmp(check, "bitwise") == 0) {
             const bool fails = strcmp(verdict, "FAIL") == 0;
+            s.shown += fails && json_object_get(o, "excerpt") != NULL;
             s.repeat += fails && strcmp(op, "repeat") == 0;
             s.overlap += fails && strcmp(op, "overlap") == 0;
             s.recompute += fails && strcmp(op, "recompute") == 0;
@@ -82,6 +84,7 @@ Test(run_bits, the_change_that_differs_is_named)
     engine_that_errs_where("recomputes", "--recompute-granularity=full");
     seen s = run_with("recomputes", 1);
     cr_expect_gt(s.recompute, 0);
+    cr_expect_gt(s.shown, 0);
     cr_expect_eq(s.repeat + s.overlap + s.fusion + s.together + s.all_passed, 0);
     engine_that_errs_where("overlaps", "--overlap-grad-reduce");
     s = run_with("overlaps", 1);
