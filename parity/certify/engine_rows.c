@@ -13,10 +13,10 @@ typedef struct whole {
     const assay_op *op;
     assay_op_binding binding;
     assay_dtype act;
-    int64_t rows;
+    int64_t rows, cut; /* the first row of the second half */
 } whole;
 
-/* Binds the symbols of a record; false: its row does not allow it (the other trials say so), or it has no two rows. */
+/* Binds the symbols of a record; false: its row does not allow it (the other trials say so), or it has no two parts. */
 static bool read_whole(whole *w)
 {
     assay_op_operand operands[ASSAY_MAX_SLOTS];
@@ -32,7 +32,10 @@ static bool read_whole(whole *w)
         assay_error_clear();
         return false;
     }
-    return assay_op_symbol(&w->binding, "T", &w->rows) && w->rows > 1;
+    if (!assay_op_symbol(&w->binding, "T", &w->rows))
+        return false;
+    w->cut = certify_cut(w->op, &w->binding, w->rows);
+    return w->cut > 0;
 }
 
 /* Rows first to end of an input that is rows, the whole of another. */
@@ -100,8 +103,8 @@ static assay_status write_halves(const engine_trial *t, const assay_trace *reque
         if (w.op == NULL || engine_result_of(t, w.asked->op) == NULL || !certify_has_own_rows(w.op) ||
             engine_by_library(t, ran->op, ran->variant) || !read_whole(&w))
             continue;
-        ASSAY_TRY(write_half(&w, out, 2 * c->n, 0, w.rows / 2));
-        ASSAY_TRY(write_half(&w, out, 2 * c->n + 1, w.rows / 2, w.rows));
+        ASSAY_TRY(write_half(&w, out, 2 * c->n, 0, w.cut));
+        ASSAY_TRY(write_half(&w, out, 2 * c->n + 1, w.cut, w.rows));
         ASSAY_TRY(note_cut(c, i));
     }
     ASSAY_TRY(assay_trace_end_step(out));

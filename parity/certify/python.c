@@ -302,7 +302,7 @@ static bool is_output(const assay_op *op, int i)
 /* Outputs in the order in which the function returns them; inputs of rows that can be cut, and outputs that have the same rows then. */
 static void name_slots(const assay_op *op, python_child *c)
 {
-    const bool cuts = certify_has_own_rows(op);
+    const bool cuts = certify_has_own_rows(op) && !certify_rows_are_interleaved(op);
     for (int i = 0; i < assay_op_n_slots(op); i++) {
         const char *name = op->slots[i].name;
         const bool rows = cuts && certify_slot_has_rows(&op->slots[i]), out = is_output(op, i);

@@ -90,3 +90,44 @@ bool certify_has_own_rows(const assay_op *op)
     }
     return any;
 }
+
+/* The symbol of the sequences whose counts the slot has; "": it has none. */
+static void sequences_of(const assay_op_slot *row, char out[8])
+{
+    out[0] = '\0';
+    if (row->role == ASSAY_SLOT_IN && row->dtype == ASSAY_CLASS_I64 && !certify_slot_has_rows(row) &&
+        strchr(row->shape, ',') != NULL)
+        certify_symbol_of(row, 0, out);
+}
+
+bool certify_rows_are_interleaved(const assay_op *op)
+{
+    char symbol[8] = "";
+    for (int i = 0; i < assay_op_n_slots(op) && symbol[0] == '\0'; i++)
+        sequences_of(&op->slots[i], symbol);
+    return symbol[0] != '\0';
+}
+
+static int64_t common_multiple(int64_t a, int64_t b)
+{
+    int64_t x = a, y = b;
+    while (y != 0) {
+        const int64_t rest = x % y;
+        x = y;
+        y = rest;
+    }
+    return a / x * b;
+}
+
+int64_t certify_cut(const assay_op *op, const assay_op_binding *binding, int64_t rows)
+{
+    int64_t unit = 1;
+    for (int i = 0; i < assay_op_n_slots(op); i++) {
+        char symbol[8];
+        int64_t n;
+        sequences_of(&op->slots[i], symbol);
+        if (symbol[0] != '\0' && assay_op_symbol(binding, symbol, &n) && n > 0)
+            unit = common_multiple(unit, n);
+    }
+    return rows / 2 / unit * unit;
+}

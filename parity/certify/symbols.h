@@ -17,5 +17,10 @@ bool certify_slot_has_rows(const assay_op_slot *row);
 bool certify_sums_rows(const assay_op *op, const char *slot);
 /* Whether row i of every output that is rows, and no sum over them, depends on row i of the inputs alone. */
 bool certify_has_own_rows(const assay_op *op);
+/* Where `rows` may be cut in two so that both parts are calls: rows of interleaved sequences (an input that counts in rows [B,E] what tokens
+ * t = b, b + B, ... chose) stay with theirs.  0: nowhere. */
+int64_t certify_cut(const assay_op *op, const assay_op_binding *binding, int64_t rows);
+/* Whether the operation has such an input. */
+bool certify_rows_are_interleaved(const assay_op *op);
 
 #endif

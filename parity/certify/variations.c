@@ -7,13 +7,16 @@
 
 /* --- batch invariance --------------------------------------------------------------------------------------- */
 
-/* Row i of every output that is left depends on row i of the inputs alone, and there is more than one. */
-static bool cuts_into_rows(const call_record *r)
+/* Row i of every output that is left depends on row i of the inputs alone: *cut is the first row of the second part. */
+static bool cuts_into_rows(const call_record *r, int64_t *rows, int64_t *cut)
 {
     bool any = false;
     for (int i = 0; i < assay_op_n_slots(r->kernel->op); i++)
-        any = any || (call_is_output(r, i) && call_has_rows(r, i) && r->slot[i].shape[0] > 1);
-    return any && certify_has_own_rows(r->kernel->op);
+        any = any || (call_is_output(r, i) && call_has_rows(r, i));
+    if (!any || !certify_has_own_rows(r->kernel->op) || !assay_op_symbol(&r->binding, "T", rows))
+        return false;
+    *cut = certify_cut(r->kernel->op, &r->binding, *rows);
+    return *cut > 0;
 }
 
 static void compare_rows(trial *t, const call_record *r, const call_ready *c)
@@ -35,16 +38,15 @@ static void compare_rows(trial *t, const call_record *r, const call_ready *c)
 
 static assay_status try_rows(trial *t, const call_record *r)
 {
-    int64_t rows = 0;
-    if ((t->kernel.k->flags & ASSAY_KERNEL_BATCH_INVARIANT) == 0 || !cuts_into_rows(r))
+    int64_t rows, cut;
+    if ((t->kernel.k->flags & ASSAY_KERNEL_BATCH_INVARIANT) == 0 || !cuts_into_rows(r, &rows, &cut))
         return ASSAY_OK;
-    (void)assay_op_symbol(&r->binding, "T", &rows);
     for (int part = 0; part < 2; part++) {
         call_form form = call_plain(GUARD_END, FILL_ONES);
         call_ready c;
         int32_t code;
-        form.first = part == 0 ? 0 : rows / 2;
-        form.end = part == 0 ? rows / 2 : rows;
+        form.first = part == 0 ? 0 : cut;
+        form.end = part == 0 ? cut : rows;
         trial_now(t, r, part == 0 ? "the first half of the rows of " : "the second half of the rows of ");
         ASSAY_TRY(trial_call(t, r, form, &c, &code));
         t->board->trial[CERTIFY_BATCH].calls++;

@@ -404,8 +404,10 @@ static assay_status ask(draft d, const char *text)
     settle_brackets(&d);
     if (st == ASSAY_OK)
         st = add_slots(&d);
-    if (st == ASSAY_OK)
+    if (st == ASSAY_OK) {
         parity_ask_finish(q);
+        st = q->st;
+    }
     json_decref(d.derivation);
     for (int i = 0; i < d.n; i++) {
         free(d.values[i].value);

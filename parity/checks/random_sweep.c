@@ -63,7 +63,7 @@ const parity_ask_sweep_row parity_ask_sweep_table[] = {
     {"router_bwd", {"T"}, NULL},
     {"router_aux_fwd", {"T"}, NULL},
     {"router_balanced_fwd", {"T"}, NULL},
-    {"router_balanced_seq_fwd", {"T,B"}, NULL},
+    {"router_balanced_seq_fwd", {"+T,B"}, NULL},
     {"router_balanced_bwd", {"T"}, NULL},
     {"running_counts", {"E"}, NULL},
     {"random_logits", {"T", "+E"}, NULL},

@@ -50,8 +50,11 @@ void parity_ask_bytes(parity_ask *q, const char *slot, assay_dtype dtype, int nd
     t.rows_id = -1;
     assay_shard_whole(&t.shard, shape, ndim);
     q->st = assay_trace_write_tensor(q->w, &t, data);
-    snprintf(q->op.inputs[q->op.n_inputs].slot, ASSAY_SLOT_NAME, "%s", slot);
-    q->op.inputs[q->op.n_inputs++].tensor = t.id;
+    const int i = q->op.n_inputs++;
+    snprintf(q->op.inputs[i].slot, ASSAY_SLOT_NAME, "%s", slot);
+    q->op.inputs[i].tensor = t.id;
+    memcpy(q->shapes[i], shape, (size_t)ndim * sizeof *shape);
+    q->operands[i] = (assay_op_operand){q->op.inputs[i].slot, dtype, ndim, q->shapes[i]};
 }
 
 void parity_ask_real(parity_ask *q, const char *slot, assay_dtype dtype, int ndim, const int64_t *shape,
@@ -100,8 +103,15 @@ void parity_ask_finish(parity_ask *q)
 {
     if (q->st != ASSAY_OK || q->off)
         return;
+    const assay_op *row = assay_op_find(q->op.op);
     q->op.attrs = q->attrs;
-    q->st = assay_trace_write_op(q->w, &q->op);
+    q->st = row == NULL
+                ? ASSAY_ERROR(ASSAY_INTERNAL, "%s: no row of docs/OPS.md", q->op.op)
+                : assay_op_check(row, q->attrs, q->act, q->act, q->operands, q->op.n_inputs, NULL, -1, NULL);
+    if (q->st == ASSAY_OK)
+        q->st = assay_trace_write_op(q->w, &q->op);
+    else
+        assay_context(q->st, "the call that is asked as %s", q->op.instance);
     q->n++;
 }
 

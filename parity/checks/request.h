@@ -3,6 +3,7 @@
 #ifndef PARITY_REQUEST_H
 #define PARITY_REQUEST_H
 
+#include "core/model/ops.h"
 #include "parity/parity.h"
 
 typedef struct parity_ask {
@@ -13,7 +14,9 @@ typedef struct parity_ask {
     const char *only;  /* the one operation to write; NULL: all */
     bool off;          /* the one being built is another */
     int64_t n;         /* operations so far: seed of the next values */
-    assay_trace_op op; /* the one being built */
+    assay_trace_op op; /* the one being built, and below what its inputs look like */
+    assay_op_operand operands[ASSAY_MAX_SLOTS];
+    int64_t shapes[ASSAY_MAX_SLOTS][ASSAY_MAX_DIMS];
     json_t *attrs;
     int *ranks;
     const double *values; /* where a fill reads instead of drawing */
@@ -37,6 +40,7 @@ void parity_ask_2d(parity_ask *q, const char *slot, assay_dtype dtype, int64_t r
 void parity_ask_i64(parity_ask *q, const char *slot, int64_t n, const int64_t *values);
 /* values [..] F32 that the activation dtype holds exactly. */
 void parity_ask_floats(parity_ask *q, const char *slot, int ndim, const int64_t *shape, const float *values);
+/* ASSAY_INTERNAL in q->st where the operation's row refuses the call: an engine would end there, and answer nothing behind it. */
 void parity_ask_finish(parity_ask *q);
 
 /* exact_backward.c: lattice inputs of what has no free bits although it divides, takes roots or exponentials. */

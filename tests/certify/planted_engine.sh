@@ -40,8 +40,8 @@ case $PLANT in
 batch) [[ $request != rows.* ]] || arguments+=(--variant=k0) ;;
 address) [[ $place != 1 ]] || arguments+=(--variant=k0) ;;
 order) [[ -z ${ASSAY_SIM_ORDER:-} ]] || arguments+=(--variant=k0) ;;
-eps) # a wrong number: the norm has another eps than the request says
-    for word in "${!arguments[@]}"; do
+eps | odd) # a wrong number: the norm has another eps than the request says, or has it at odd addresses alone
+    [[ $PLANT == eps || $place == 2 ]] && for word in "${!arguments[@]}"; do
         [[ ${arguments[word]} != --request=* ]] || {
             planted=$(mktemp -d)
             cp -r "${arguments[word]#--request=}/." "$planted"

@@ -1,4 +1,5 @@
 /* assay certify --engine: what each trial of the engine's own kernels claims, and that it fails where an engine breaks the claim. */
+#include "parity/certify/certify.h"
 #include "tests/support/certify.h"
 
 TestSuite(certify_engine, .init = certify_setup, .fini = cli_teardown, .timeout = 300);
@@ -48,4 +49,55 @@ Test(certify_engine, planted_faults_are_named)
                       rows[i].says[k], r.out);
         cli_free(&r);
     }
+}
+
+/* The same variant, another number at addresses that are aligned to an element alone. */
+Test(certify_engine, a_number_of_another_alignment_is_named)
+{
+    setenv("ENGINE", ASSAY_BIN_DIR "/assay-sim", 1);
+    setenv("PLANT", "odd", 1);
+    cli_result r = cli_run("certify --seeds 1 --engine sim --operation rmsnorm_fwd --variant k0 "
+                           "--program " ASSAY_SOURCE_DIR "/tests/certify/planted_engine.sh");
+    cr_expect_eq(r.code, 1, "exit code %d\n%s%s", r.code, r.out, r.err);
+    cr_expect(certify_failed(&r, "repeat") && strstr(r.out, "aligned to an element alone") != NULL, "%s",
+              r.out);
+    cli_free(&r);
+}
+
+/* --- what is asked ------------------------------------------------------------------------------------------- */
+
+/* An engine ends at the first call that its row refuses, and answers none behind it. */
+Test(certify_engine, every_call_of_all_operations_is_one_that_its_row_takes)
+{
+    static const assay_dtype acts[] = {ASSAY_F32, ASSAY_BF16};
+    const certify_plan plan = {.op = NULL, .seeds = 1};
+    for (int i = 0; i < 2; i++) {
+        int64_t n = 0;
+        const assay_status st = certify_request(cli_file(assay_dtype_name(acts[i])), acts[i], &plan, &n);
+        cr_expect_eq(st, ASSAY_OK, "%s: %s", assay_dtype_name(acts[i]), assay_error_message());
+        cr_expect_gt(n, 20000);
+    }
+}
+
+static void expect_certified(const char *operation, const char *trial)
+{
+    cli_result r = cli_run("certify --seeds 1 --engine sim --operation %s", operation);
+    cli_expect_success(&r, operation);
+    cr_expect(certify_passed(&r, trial), "%s: %s\n%s", operation, trial, r.out);
+    cli_free(&r);
+}
+
+/* Token t is of sequence t modulo B, C and D: half of the rows is no call where it is no multiple of them. */
+Test(certify_engine, interleaved_sequences_are_cut_between_their_tokens)
+{
+    expect_certified("router_balanced_bwd", "batch");
+    expect_certified("router_balanced_bwd_two", "batch");
+    expect_certified("router_balanced_bwd_three", "batch");
+}
+
+/* Which of two NaN a sum has is the host compiler's choice in the simulator: an accumulated gradient that is stored two at a time may
+ * have the other one. */
+Test(certify_engine, any_nan_is_a_nan_at_another_alignment)
+{
+    expect_certified("grouped_linear_bwd_weight", "repeat");
 }
