@@ -24,7 +24,7 @@ static void engine_that_errs_where(const char *name, const char *words)
 typedef struct seen {
     int repeat, overlap, recompute, fusion, graph, together; /* failed claims under each name */
     int all_passed;                                          /* passed claims of the run with every change */
-    int shown;                                               /* failed claims with their first elements beside */
+    int shown; /* failed claims with their first elements beside */
 } seen;
 
 static seen read_seen(const char *path)
