@@ -30,7 +30,7 @@ typedef struct assay_launch_result {
     double wall_s;
 } assay_launch_result;
 
-/* Forks and executes argv (NULL-terminated; argv[0] a path) once per rank, sets the ASSAY_* variables and
+/* Executes argv (NULL-terminated; argv[0] a path) once per rank, sets the ASSAY_* variables and
  * NCCL_COMM_ID on a free loopback port, forwards output, kills the rest when one dies (SIGTERM, two seconds
  * later SIGKILL), waits for all.  Ranks read /dev/null, die with the launcher, and leave no process behind.
  * A rank that ends with code 0 is not a death.  `result` may be NULL. ASSAY_CHILD: "rank 2 died of signal 11

@@ -209,6 +209,13 @@ void memory_access(int step)
         set_access(entry.second, h.open > 0);
 }
 
+int memory_pause()
+{
+    const int held = config().device_private ? the_heap().open.load() : 0;
+    memory_access(-held);
+    return held;
+}
+
 static void fill_guards(const block &b)
 {
     unsigned char *user = user_of(b);

@@ -20,13 +20,13 @@ struct host_work {
 static assay_sim_step host_step(void *state)
 {
     const host_work *h = static_cast<const host_work *>(state);
-    memory_access(-1); /* work of a stream, but the host's */
+    const int held = memory_pause(); /* work of a stream, but the host's */
     if (h->fn) {
         h->fn(h->data);
     } else {
         h->callback(h->stream, cudaSuccess, h->data);
     }
-    memory_access(+1);
+    memory_access(held);
     return ASSAY_SIM_DONE;
 }
 

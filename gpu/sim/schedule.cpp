@@ -312,20 +312,16 @@ static bool step_all()
 
 struct waiting { /* state of one drain loop */
     double pending_since = -1.0;
-    bool opened = false; /* this loop has device memory open from one piece of work to the next */
 };
 
-/* Each opening of device memory is a system call for every block: a loop opens once, and closes while it waits without the lock. */
+/* Each opening of device memory is a system call for every block: a loop opens it once, and closes it only for what is the host's. */
 struct opened {
-    waiting &w;
-    explicit opened(waiting &of) : w(of)
+    opened()
     {
         memory_access(+1);
-        w.opened = true;
     }
     ~opened()
     {
-        w.opened = false;
         memory_access(-1);
     }
     opened(const opened &) = delete;
@@ -351,12 +347,11 @@ static void wait_pending(std::unique_lock<std::recursive_mutex> &hold, CUstream_
     }
     work_box *box = head.box;
     ++box->uses;
-    const int step = w.opened ? 1 : 0;
-    memory_access(-step); /* host code of other threads runs meanwhile */
+    const int held = memory_pause(); /* host code of other threads runs meanwhile */
     hold.unlock();
     box->work.wait(box->work.state);
     hold.lock();
-    memory_access(step);
+    memory_access(held);
     work_box_drop(box);
 }
 
@@ -404,7 +399,7 @@ static cudaError_t drain(std::unique_lock<std::recursive_mutex> &hold, CUstream_
 {
     const uint64_t until = the().seq;
     waiting w;
-    const opened memory(w);
+    const opened memory;
     for (;;) {
         bool left = false;
         if (sticky_error() != cudaSuccess) {
@@ -649,7 +644,7 @@ cudaError_t event_sync(cudaEvent_t event)
     }
     const uint64_t generation = event->recorded;
     waiting w;
-    const opened memory(w);
+    const opened memory;
     while (sticky_error() == cudaSuccess && event->completed < generation) {
         advance_once(hold, event->stream, event->stream->device, w);
     }

@@ -108,6 +108,8 @@ void memory_touched();
 bool memory_guards_intact(const char *after);
 /* device_private: opens device memory for work of a stream (+1) and closes it behind (-1); calls nest. */
 void memory_access(int step);
+/* Closes it however often it is open, and returns how often that was: memory_access of it opens it again. */
+int memory_pause();
 size_t memory_blocks();
 size_t memory_used(int device);
 constexpr uint64_t guard_of_shared = uint64_t{1} << 63; /* in the serial of a shared array */

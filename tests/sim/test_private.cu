@@ -3,10 +3,14 @@
 
 #include "gpu/launch.cuh"
 
+#include <atomic>
+#include <nccl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -81,6 +85,37 @@ static void call_back(volatile float *p)
     (void)cudaDeviceSynchronize();
 }
 
+static std::atomic<bool> enqueued{false};
+static void *read_again_and_again(void *p)
+{
+    while (!enqueued)
+        usleep(1000);
+    for (int i = 0; i < 300; ++i, usleep(1000))
+        (void)static_cast<volatile float *>(p)[11];
+    _exit(0);
+}
+/* The other rank never comes: this one's host waits in a synchronization, and another thread of it reads meanwhile. */
+static void read_beside_a_collective(volatile float *p)
+{
+    float *device = const_cast<float *>(p);
+    ncclUniqueId id;
+    ncclComm_t comm;
+    pthread_t reader;
+    cr_assert(ncclGetUniqueId(&id) == ncclSuccess);
+    const pid_t parent = getpid();
+    if (fork() == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (getppid() == parent && ncclCommInitRank(&comm, 2, id, 1) == ncclSuccess)
+            pause();
+        _exit(1);
+    }
+    cr_assert(ncclCommInitRank(&comm, 2, id, 0) == ncclSuccess);
+    cr_assert(pthread_create(&reader, nullptr, read_again_and_again, device) == 0);
+    cr_assert(ncclAllReduce(device, device, N, ncclFloat, ncclSum, comm, nullptr) == ncclSuccess);
+    enqueued = true;
+    (void)cudaDeviceSynchronize();
+}
+
 static const struct {
     const char *what;
     void (*touch)(volatile float *);
@@ -90,7 +125,9 @@ static const struct {
              {"a read after a copy", read_between_copies,
               "device memory read by the host: a read at byte 36 of device block"},
              {"a read in a host function", call_back,
-              "device memory read by the host: a read at byte 28 of device block"}};
+              "device memory read by the host: a read at byte 28 of device block"},
+             {"a read of another thread beside a collective that waits", read_beside_a_collective,
+              "device memory read by the host: a read at byte 44 of device block"}};
 
 Test(sim_private, the_host_is_stopped_and_told_what_it_touched)
 {
