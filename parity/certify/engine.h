@@ -4,6 +4,7 @@
 
 #include "parity/certify/certify.h"
 #include "parity/run/engine.h"
+#include <sys/types.h>
 
 /* The trial of one dtype of activations. */
 typedef struct engine_trial {
@@ -14,6 +15,7 @@ typedef struct engine_trial {
     const char *act;          /* "F32", "BF16" */
     certify_result *results;
     int n;
+    bool ahead; /* engine_run_ahead has made these runs */
 } engine_trial;
 
 /* "WORK/what.ACT" */
@@ -29,6 +31,12 @@ bool engine_by_library(const engine_trial *t, const char *op, int variant);
 /* engine_runs.c: trials `repeat` and `written`, and in the simulator `threads`: the request again, against the answer `answer`. */
 assay_status engine_try_places(const engine_trial *t);
 assay_status engine_try_orders(const engine_trial *t);
+
+/* engine_runs.c: starts a process that runs `request`, which is written, in every way in which these trials look at it, while the other dtype
+ * is tried; -1: none.  engine_join_ahead waits for it, or ends it where its runs are not wanted any more; where one did not end well, t->ahead
+ * stays false, and the trials run it themselves and say what is wrong.  ASSAY_IO. */
+pid_t engine_run_ahead(const engine_trial *t);
+assay_status engine_join_ahead(engine_trial *t, pid_t pid, bool wanted);
 
 /* engine_rows.c: trial `batch`. */
 assay_status engine_try_rows(const engine_trial *t);

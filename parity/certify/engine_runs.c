@@ -1,10 +1,17 @@
 /* The engine's runs over the same request: at other addresses, on other garbage, in other orders of threads and streams. */
 #include "parity/certify/engine.h"
+
+#include "core/base/file.h"
 #include "parity/judge/judge.h"
 
+#include <errno.h>
 #include <math.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 /* The garbage of outputs at the first two places (gpu/execute.c). */
 static const unsigned char garbage[] = {0xFF, 0x5A};
@@ -121,16 +128,18 @@ done:
 
 /* --- the runs ---------------------------------------------------------------------------------------------------------- */
 
+static const char *const later[] = {"--place=1", NULL}, *const odd[] = {"--place=2", NULL};
+
 /* What ran otherwise at another alignment is judged like the first answer. */
 static assay_status try_unaligned(const engine_trial *t, bool *elsewhere)
 {
-    static const char *const odd[] = {"--place=2", NULL};
     const pair unaligned = {t,     CERTIFY_REPEAT, "at addresses that are aligned to an element alone",
                             false, elsewhere,      strcmp(t->e->name, "sim") == 0};
     char request[ASSAY_PATH], answer[ASSAY_PATH];
     engine_path(request, t, "request");
     engine_path(answer, t, "unaligned");
-    ASSAY_TRY(engine_answer(t, "request", "unaligned", odd, t->o->limit));
+    if (!t->ahead)
+        ASSAY_TRY(engine_answer(t, "request", "unaligned", odd, t->o->limit));
     ASSAY_TRY(compare(&unaligned, "unaligned"));
     for (int i = 0; i < t->n; i++)
         if (elsewhere[i])
@@ -140,11 +149,10 @@ static assay_status try_unaligned(const engine_trial *t, bool *elsewhere)
 
 assay_status engine_try_places(const engine_trial *t)
 {
-    static const char *const later[] = {"--place=1", NULL};
     const pair at_others = {t, CERTIFY_REPEAT, "at other addresses and on other garbage", true, NULL, false};
     bool *elsewhere = calloc((size_t)t->n, sizeof *elsewhere);
     ASSAY_CHECK(elsewhere != NULL, ASSAY_OUT_OF_MEMORY, "%d operations", t->n);
-    assay_status st = engine_answer(t, "request", "repeat", later, t->o->limit);
+    assay_status st = t->ahead ? ASSAY_OK : engine_answer(t, "request", "repeat", later, t->o->limit);
     if (st == ASSAY_OK)
         st = compare(&at_others, "repeat");
     if (st == ASSAY_OK)
@@ -162,30 +170,87 @@ static void set_variable(const char *name, const char *value)
         unsetenv(name);
 }
 
-assay_status engine_try_orders(const engine_trial *t)
+enum { ORDER_VARIABLES = 3 };
+static const char *const order_variables[ORDER_VARIABLES] = {"ASSAY_SIM_ORDER", "ASSAY_SIM_STREAM_SEED",
+                                                             "ASSAY_SIM_THREADS"};
+static const struct {
+    const char *what, *values[ORDER_VARIABLES], *how;
+} orders[] = {
+    {"reverse", {"reverse", "1", "1"}, "when threads and blocks run in reverse order"},
+    {"random", {"random:7", "2", "2"}, "when threads, blocks and streams run in a drawn order"},
+};
+enum { ORDERS = sizeof orders / sizeof *orders };
+
+static assay_status run_in_order(const engine_trial *t, int i)
 {
-    static const char *const names[] = {"ASSAY_SIM_ORDER", "ASSAY_SIM_STREAM_SEED", "ASSAY_SIM_THREADS"};
-    static const struct {
-        const char *what, *values[3], *how;
-    } rows[] = {{"reverse", {"reverse", "1", "1"}, "when threads and blocks run in reverse order"},
-                {"random", {"random:7", "2", "2"}, "when threads, blocks and streams run in a drawn order"}};
-    assay_status st = ASSAY_OK;
-    if (strcmp(t->e->name, "sim") != 0)
-        return ASSAY_OK; /* a device has its own */
-    for (size_t i = 0; i < sizeof rows / sizeof *rows && st == ASSAY_OK; i++) {
-        const pair p = {t, CERTIFY_THREADS, rows[i].how, false, NULL, false};
-        char *was[3];
-        for (int k = 0; k < 3; k++) {
-            was[k] = getenv(names[k]) != NULL ? strdup(getenv(names[k])) : NULL;
-            set_variable(names[k], rows[i].values[k]);
-        }
-        st = engine_answer(t, "request", rows[i].what, NULL, t->o->limit);
-        for (int k = 0; k < 3; k++) {
-            set_variable(names[k], was[k]);
-            free(was[k]);
-        }
-        if (st == ASSAY_OK)
-            st = compare(&p, rows[i].what);
+    char *was[ORDER_VARIABLES];
+    for (int k = 0; k < ORDER_VARIABLES; k++) {
+        was[k] = getenv(order_variables[k]) != NULL ? strdup(getenv(order_variables[k])) : NULL;
+        set_variable(order_variables[k], orders[i].values[k]);
+    }
+    const assay_status st = engine_answer(t, "request", orders[i].what, NULL, t->o->limit);
+    for (int k = 0; k < ORDER_VARIABLES; k++) {
+        set_variable(order_variables[k], was[k]);
+        free(was[k]);
     }
     return st;
+}
+
+assay_status engine_try_orders(const engine_trial *t)
+{
+    if (strcmp(t->e->name, "sim") != 0)
+        return ASSAY_OK; /* a device has its own */
+    for (int i = 0; i < ORDERS; i++) {
+        const pair p = {t, CERTIFY_THREADS, orders[i].how, false, NULL, false};
+        if (!t->ahead)
+            ASSAY_TRY(run_in_order(t, i));
+        ASSAY_TRY(compare(&p, orders[i].what));
+    }
+    return ASSAY_OK;
+}
+
+/* --- beside the other dtype ------------------------------------------------------------------------------------------ */
+
+static assay_status run_all(const engine_trial *t)
+{
+    ASSAY_TRY(engine_answer(t, "request", "answer", NULL, t->o->limit));
+    ASSAY_TRY(engine_answer(t, "request", "repeat", later, t->o->limit));
+    ASSAY_TRY(engine_answer(t, "request", "unaligned", odd, t->o->limit));
+    for (int i = 0; i < ORDERS; i++)
+        ASSAY_TRY(run_in_order(t, i));
+    return ASSAY_OK;
+}
+
+/* The child starts programs and computes nothing: threads of OpenMP do not outlive a fork. */
+pid_t engine_run_ahead(const engine_trial *t)
+{
+    fflush(NULL);
+    const pid_t parent = getpid(), pid = fork();
+    if (pid != 0)
+        return pid;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    _exit(getppid() == parent && run_all(t) == ASSAY_OK ? 0 : 1);
+}
+
+/* What a run has left that did not end well would be in the way of the next one. */
+static assay_status remove_answers(const engine_trial *t)
+{
+    const char *const answers[] = {"answer", "repeat", "unaligned", orders[0].what, orders[1].what};
+    char path[ASSAY_PATH];
+    for (size_t i = 0; i < sizeof answers / sizeof *answers; i++) {
+        engine_path(path, t, answers[i]);
+        ASSAY_TRY(assay_remove_tree(path, t->work));
+    }
+    return ASSAY_OK;
+}
+
+assay_status engine_join_ahead(engine_trial *t, pid_t pid, bool wanted)
+{
+    int status = 1;
+    if (pid > 0 && !wanted)
+        kill(pid, SIGKILL);
+    while (pid > 0 && waitpid(pid, &status, 0) < 0)
+        ASSAY_CHECK(errno == EINTR, ASSAY_IO, "waiting for the runs of %s: %s", t->act, strerror(errno));
+    t->ahead = pid > 0 && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    return t->ahead || !wanted ? ASSAY_OK : remove_answers(t);
 }
