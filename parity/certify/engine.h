@@ -33,8 +33,8 @@ assay_status engine_try_places(const engine_trial *t);
 assay_status engine_try_orders(const engine_trial *t);
 
 /* engine_runs.c: starts a process that runs `request`, which is written, in every way in which these trials look at it, while the other dtype
- * is tried; -1: none.  engine_join_ahead waits for it, or ends it where its runs are not wanted any more; where one did not end well, t->ahead
- * stays false, and the trials run it themselves and say what is wrong.  ASSAY_IO. */
+ * is tried; -1: none.  engine_join_ahead waits for it, or ends it where its runs are not wanted any more.  ASSAY_CHILD where one ended badly,
+ * ASSAY_IO. */
 pid_t engine_run_ahead(const engine_trial *t);
 assay_status engine_join_ahead(engine_trial *t, pid_t pid, bool wanted);
 
