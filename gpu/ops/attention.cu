@@ -46,8 +46,7 @@ __global__ void attention_fwd_k0(T *o, float *lse, const T *q, const T *k, const
             if (attention_visible(a, token, j))
                 sum += expf(a.scale * attention_dot(qr, k + (j * a.groups + group) * a.d, a.d) - m);
         }
-        const float l = any ? m + logf(sum) : -INFINITY;
-        lse[row] = l;
+        lse[row] = any ? m + logf(sum) : -INFINITY;
         for (int64_t first = 0; first < a.dv; first += ATTENTION_CHUNK) {
             float acc[ATTENTION_CHUNK] = {0.0f};
             const int n = min((int)(a.dv - first), (int)ATTENTION_CHUNK);
@@ -55,14 +54,14 @@ __global__ void attention_fwd_k0(T *o, float *lse, const T *q, const T *k, const
                 const int64_t j = s * a.batch + b;
                 if (!attention_visible(a, token, j))
                     continue;
-                const float p = expf(a.scale * attention_dot(qr, k + (j * a.groups + group) * a.d, a.d) - l) *
+                const float p = expf(a.scale * attention_dot(qr, k + (j * a.groups + group) * a.d, a.d) - m) *
                                 attention_factor(a, token, head, j);
                 const T *vr = v + (j * a.groups + group) * a.dv + first;
                 for (int i = 0; i < n; ++i)
                     acc[i] = fmaf(p, gpu_load(vr + i), acc[i]);
             }
             for (int i = 0; i < n; ++i)
-                gpu_store(o + row * a.dv + first + i, acc[i]);
+                gpu_store(o + row * a.dv + first + i, any ? acc[i] / sum : 0.0f);
         }
     }
 }

@@ -32,14 +32,12 @@ typedef struct matrix {
     int64_t stride;
 } matrix;
 
-/* Eight numbers of a row, of which `n` are there, and zeros. */
+/* Eight numbers of a row, of which `n` are there, and zeros: to shared memory, where gpu_store_n must not go. */
 __device__ static __forceinline__ void copy_each(bf16 *to, const bf16 *from, int n)
 {
-    float v[GPU_EIGHT];
     GPU_UNROLL
     for (int j = 0; j < GPU_EIGHT; ++j)
-        v[j] = j < n ? gpu_load(from + j) : 0.0f;
-    gpu_store_n(to, v);
+        gpu_store(to + j, j < n ? gpu_load(from + j) : 0.0f);
 }
 
 /* Up to `rows` x `columns` numbers from `row`, `column` on, and zeros beyond. */

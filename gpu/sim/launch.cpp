@@ -58,6 +58,13 @@ static size_t dynamic_limit(const void *func)
     return it == dynamic_limits().end() ? max_shared_default : it->second;
 }
 
+/* Of static and dynamic shared memory together: who asked for no more gets what every device has. */
+static size_t shared_limit(const void *func)
+{
+    std::lock_guard<std::mutex> hold(function_lock);
+    return dynamic_limits().count(func) == 0 ? max_shared_default : max_shared_optin;
+}
+
 /* A kernel runs on the current device, which has no access to another device's memory: peer access is not modelled.
  * Pointers inside structures, and in memory, are not looked at. */
 static cudaError_t check_devices(const assay_sim_kernel &k, cudaStream_t stream)
@@ -136,7 +143,8 @@ extern "C" cudaError_t assay_sim_launch(const assay_sim_kernel *kernel, uint3 gr
     }
     launch_work *l =
         new launch_work{{nullptr, kernel->func, kernel->no_barrier != 0, kernel->args, kernel->destroy,
-                         kernel->run, kernel->run_loop, grid, block, shared_bytes, kernel->cooperative != 0},
+                         kernel->run, kernel->run_loop, grid, block, shared_bytes,
+                         shared_limit(kernel->func), kernel->cooperative != 0},
                         kernel->name};
     l->call.name = l->name.c_str();
     const assay_sim_work work = {l->call.name, launch_step, nullptr, launch_destroy, l};

@@ -139,7 +139,8 @@ struct kernel_call {
     void (*run)(const void *args);
     void (*run_loop)(const void *args, unsigned n, const unsigned *order);
     uint3 grid, block;
-    size_t shared_bytes;
+    size_t shared_bytes; /* dynamic */
+    size_t shared_most;  /* static and dynamic together */
     bool cooperative; /* every block has a thread of the operating system of its own */
 };
 

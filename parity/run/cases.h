@@ -72,7 +72,7 @@ assay_status parity_cases_dir(char *out, size_t capacity);
 assay_status parity_cases_list(const char *dir, char ***paths, int *n);
 
 /* case_select.c: names of cases on a command line; none: all.  others: words that are no cases and legal, too; NULL: none. */
-enum { PARITY_MAX_CASE_NAMES = 16 };
+enum { PARITY_MAX_CASE_NAMES = 64 };
 typedef struct parity_case_choice {
     const char *names[PARITY_MAX_CASE_NAMES];
     int n;

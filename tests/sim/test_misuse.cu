@@ -483,6 +483,33 @@ Test(sim_misuse, static_shared_memory_beyond_48_kib)
     expect_report("shared memory: kernel too_much_shared", "array huge", "49152");
 }
 
+/* Without cudaFuncSetAttribute static and dynamic arrays have 48 KiB together: a device refuses the launch. */
+__global__ void static_beside_dynamic(float *x)
+{
+    GPU_DYNAMIC_SHARED(float, whole);
+    GPU_SHARED(float, one, 1);
+    whole[0] = one[0] = x[0];
+    x[1] = whole[0] + one[0];
+}
+
+Test(sim_misuse, static_beside_dynamic_shared_memory_beyond_48_kib)
+{
+    quiet();
+    float *x = device(2);
+    expect_fault(GPU_LAUNCH(static_beside_dynamic, 1, 1, 49152, nullptr, x));
+    expect_report("shared memory: kernel static_beside_dynamic", "array one", "cudaFuncSetAttribute");
+}
+
+Test(sim_misuse, static_beside_dynamic_shared_memory_that_was_asked_for)
+{
+    quiet();
+    float *x = device(2);
+    cr_assert(cudaFuncSetAttribute((const void *)static_beside_dynamic,
+                                   cudaFuncAttributeMaxDynamicSharedMemorySize, 49152) == cudaSuccess);
+    cr_expect(GPU_LAUNCH(static_beside_dynamic, 1, 1, 49152, nullptr, x) == cudaSuccess);
+    cr_expect(cudaDeviceSynchronize() == cudaSuccess);
+}
+
 /* --- functions of a whole warp ---------------------------------------------------------------------------------- */
 
 static void add_lanes(void *const *lane)
