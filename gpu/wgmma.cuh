@@ -55,11 +55,21 @@ __device__ static __forceinline__ void wgmma_round(unsigned (&a)[4][4], const fl
 #if defined(__CUDACC__)
 
 /* What names a tile to the matrix units: address, distances and swizzle, in units of 16 bytes.  Rows: groups of 8 rows are 1024 bytes
- * apart.  Columns: groups of 8 terms are, and the next 64 rows of the operand one tile. */
-__device__ static __forceinline__ uint64_t wgmma_descriptor(const bf16 *tile, bool columns)
+ * apart.  Columns: groups of 8 terms are, and the next 64 rows of the operand one tile.  Steps of 16 terms are added to the lower
+ * half, which nothing carries out of: one addition of 32 bits instead of two. */
+typedef struct wgmma_tile_name {
+    unsigned low;
+} wgmma_tile_name;
+__device__ static __forceinline__ wgmma_tile_name wgmma_name(const bf16 *tile, bool columns)
 {
-    const uint64_t swizzle_128 = 1, leading = columns ? WGMMA_TILE * 2 / 16 : 1, stride = 1024 / 16;
-    return (uint64_t)((wgmma_shared(tile) & 0x3ffff) >> 4) | leading << 16 | stride << 32 | swizzle_128 << 62;
+    const unsigned leading = columns ? WGMMA_TILE * 2 / 16 : 1;
+    return {(wgmma_shared(tile) & 0x3ffff) >> 4 | leading << 16};
+}
+/* Of terms 16 step, ...: 32 bytes of a row on, or 16 rows of 128 bytes. */
+__device__ static __forceinline__ uint64_t wgmma_descriptor(wgmma_tile_name name, bool columns, int step)
+{
+    const uint64_t swizzle_128 = 1, stride = 1024 / 16;
+    return name.low + (unsigned)(step * (columns ? 2048 : 32) / 16) | stride << 32 | swizzle_128 << 62;
 }
 
 #define WGMMA_FOUR(c, j) "+f"(c[j][0]), "+f"(c[j][1]), "+f"(c[j][2]), "+f"(c[j][3])
@@ -141,21 +151,21 @@ template <bool A_COLUMNS, bool B_COLUMNS, int NT>
 __device__ static __forceinline__ void wgmma_multiply(float (&c)[NT][4], const bf16 *a, const bf16 *b,
                                                       bool add)
 {
-    const uint64_t a0 = wgmma_descriptor(a, A_COLUMNS), b0 = wgmma_descriptor(b, B_COLUMNS);
+    const wgmma_tile_name of_a = wgmma_name(a, A_COLUMNS), of_b = wgmma_name(b, B_COLUMNS);
 #pragma unroll
-    for (int s = 0; s < WGMMA_TERMS / 16; ++s) /* 16 terms on: 32 bytes of a row, or 16 rows of 128 bytes */
-        wgmma_16<A_COLUMNS, B_COLUMNS>(c, a0 + s * (A_COLUMNS ? 2048 : 32) / 16,
-                                       b0 + s * (B_COLUMNS ? 2048 : 32) / 16, s > 0 || add);
+    for (int s = 0; s < WGMMA_TERMS / 16; ++s)
+        wgmma_16<A_COLUMNS, B_COLUMNS>(c, wgmma_descriptor(of_a, A_COLUMNS, s),
+                                       wgmma_descriptor(of_b, B_COLUMNS, s), s > 0 || add);
 }
 /* The same, A in registers. */
 template <bool B_COLUMNS, int NT>
 __device__ static __forceinline__ void wgmma_multiply(float (&c)[NT][4], const unsigned (&a)[4][4],
                                                       const bf16 *b, bool add)
 {
-    const uint64_t b0 = wgmma_descriptor(b, B_COLUMNS);
+    const wgmma_tile_name of_b = wgmma_name(b, B_COLUMNS);
 #pragma unroll
     for (int s = 0; s < WGMMA_TERMS / 16; ++s)
-        wgmma_16<B_COLUMNS>(c, a[s], b0 + s * (B_COLUMNS ? 2048 : 32) / 16, s > 0 || add);
+        wgmma_16<B_COLUMNS>(c, a[s], wgmma_descriptor(of_b, B_COLUMNS, s), s > 0 || add);
 }
 /* Behind the wait: the compiler may write the registers of a first operand from here on. */
 __device__ static __forceinline__ void wgmma_hold(unsigned (&a)[4][4])

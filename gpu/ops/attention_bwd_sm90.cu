@@ -23,7 +23,7 @@ template <class S> __device__ static __forceinline__ bwd_places<S> bwd_begin(voi
     GPU_DYNAMIC_SHARED(unsigned char, shared);
     GPU_SHARED(bwd_barriers<S>, bar, 1);
     bf16 *own_x = wgmma_tiles(shared), *own_y = own_x + S::OWNERS * S::X, *x = own_x + S::OWN,
-         *y = x + S::X_STAGES * S::X, *end = y + S::Y_STAGES * S::Y;
+         *y = x + S::X_STAGES * S::X, *zeros = y + S::Y_STAGES * S::Y, *end = zeros + S::ZEROS;
     if (threadIdx.x == 0) {
         const int warps = GROUPS * WGMMA_THREADS / GPU_WARP;
         mbarrier_init(&bar->own, 1);
@@ -39,18 +39,34 @@ template <class S> __device__ static __forceinline__ bwd_places<S> bwd_begin(voi
             bar->unbounded[i / 2][i % 2] = 0;
         mbarrier_fence_init();
     }
+    for (int i = (int)threadIdx.x; i < S::ZEROS / 8; i += THREADS)
+        ((uint4 *)zeros)[i] = make_uint4(0, 0, 0, 0);
+    proxy_fence(zeros, S::ZEROS * (int)sizeof(bf16));
     __syncthreads();
-    return {own_x, own_y, x, y, S::ROWS_BYTES > 0 ? (attention_bwd_row *)end : nullptr, bar};
+    return {own_x, own_y, x, y, zeros, S::ROWS_BYTES > 0 ? (attention_bwd_row *)end : nullptr, bar};
+}
+
+/* blockIdx.x, asked for again: what was made of it at the beginning is in no register until the end. */
+__device__ static __forceinline__ int block_again(void)
+{
+#if ASSAY_SIM
+    return (int)blockIdx.x;
+#else
+    int block;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
+    return block;
+#endif
 }
 
 /* The block's own rows.  last_first: the last rows of all planes first, else the first ones: under a causal mask they see, or are seen,
  * most, and blocks that end last should be short. */
 template <class S>
 __device__ static __forceinline__ bwd_block bwd_block_of(const attention_args &a, int64_t seq,
-                                                         int planes_of_row, bool last_first)
+                                                         int planes_of_row, bool last_first,
+                                                         int number)
 {
     const int blocks = ((int)seq + S::OWN_ROWS - 1) / S::OWN_ROWS, planes = (int)a.batch * planes_of_row;
-    const int turn = (int)blockIdx.x / planes, plane = (int)blockIdx.x % planes;
+    const int turn = number / planes, plane = number % planes;
     return {(last_first ? blocks - 1 - turn : turn) * S::OWN_ROWS, plane / planes_of_row, plane};
 }
 
@@ -104,11 +120,14 @@ typedef struct keys_met {
     const attention_args *a;
     const int64_t *first_position; /* of the tile */
     int there;                     /* keys of it */
-    row_sight sight;
+    const attention_bwd_row *row[2]; /* null past the end; what it sees is not kept: registers are what is scarce */
     attention_bwd_known mine[2];
     __device__ bool sees(int h, int x) const
     {
-        return x < there && ::sees(sight, h, first_position[x * a->batch]);
+        if (x >= there || row[h] == nullptr)
+            return false;
+        const int64_t position = first_position[x * a->batch];
+        return position >= row[h]->first && position <= row[h]->last;
     }
     __device__ attention_bwd_known known(int h, int) const
     {
@@ -124,32 +143,35 @@ __global__ void __launch_bounds__(THREADS, 1)
     typedef bwd_shape<D, DV, false> S;
     const bwd_places<S> at = bwd_begin<S>();
     const int heads = (int)a.heads;
-    const bwd_block rows = bwd_block_of<S>(a, a.seq_q, heads, true);
+    const bwd_block rows = bwd_block_of<S>(a, a.seq_q, heads, true, (int)blockIdx.x);
     const int head = rows.plane % heads, group = (int)threadIdx.x / WGMMA_THREADS - 1;
     if (bwd_loads<S, D, DV>(at, &q, &dout, rows, [&](bool loads) {
             load_keys<S, D, DV>(at, &k, &v, a, rows,
                                 rows.b * (int)a.groups + head / (int)(a.heads / a.groups), loads);
         }))
         return;
-    keys_met met = {&a, nullptr, 0, {{0, 0}, {-1, -1}}, {{0.0f, 0.0f}, {0.0f, 0.0f}}};
+    keys_met met = {&a, nullptr, 0, {nullptr, nullptr}, {{0.0f, 0.0f}, {0.0f, 0.0f}}};
     const int first = rows.first + group * WGMMA_ROWS;
     GPU_UNROLL
     for (int h = 0; h < 2; ++h) {
         const int token = first + wgmma_row((int)threadIdx.x, 2 * h);
         if (token < (int)a.seq_q) {
-            const attention_bwd_row mine = of_rows[(token * a.batch + rows.b) * a.heads + head];
-            met.sight.first[h] = mine.first;
-            met.sight.last[h] = mine.last;
-            met.mine[h] = mine.known;
+            met.row[h] = &of_rows[(token * a.batch + rows.b) * a.heads + head];
+            met.mine[h] = met.row[h]->known;
         }
     }
     float of_q[D / 8][4] = {}, unused[1][4] = {};
-    bwd_walk<S, D, DV, true, false>(of_q, unused, at, group, (int)a.seq_k, scale2, [&](int n, int) {
+    auto tile_of = [&](int n, int) {
         met.first_position = a.k_position + n * WGMMA_TERMS * a.batch + rows.b;
         met.there = (int)a.seq_k - n * WGMMA_TERMS;
         return met;
-    });
-    bwd_put(&dq, at.own_x + group * S::X, of_q, a.scale, rows.plane, first);
+    };
+    if constexpr (S::AHEAD)
+        bwd_walk_ahead<S, D, DV, false>(of_q, unused, at, group, (int)a.seq_k, scale2, tile_of);
+    else
+        bwd_walk<S, D, DV, true, false>(of_q, unused, at, group, (int)a.seq_k, scale2, tile_of);
+    const bwd_block again = bwd_block_of<S>(a, a.seq_q, heads, true, block_again());
+    bwd_put(&dq, at.own_x + group * S::X, of_q, a.scale, again.plane, again.first + group * WGMMA_ROWS);
     tma_store_wait_read<0>();
 }
 
@@ -186,10 +208,14 @@ load_rows(const bwd_places<S> &at, const tma_map *q, const tma_map *dout, const 
 typedef struct rows_met {
     const attention_bwd_row *row;
     int there;
-    int64_t position[2];
+    const attention_args *a;
+    int b, first; /* key of the warpgroup's first row */
     __device__ bool sees(int h, int x) const
     {
-        return x < there && position[h] >= row[x].first && position[h] <= row[x].last;
+        /* Not kept: registers are what is scarce, and few tiles ask. */
+        const int key = first + wgmma_row((int)threadIdx.x, 2 * h);
+        const int64_t position = key < (int)a->seq_k ? a->k_position[key * a->batch + b] : 0;
+        return x < there && position >= row[x].first && position <= row[x].last;
     }
     __device__ attention_bwd_known known(int, int x) const
     {
@@ -206,7 +232,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     typedef bwd_shape<D, DV, true> S;
     const bwd_places<S> at = bwd_begin<S>();
     const int groups = (int)a.groups;
-    const bwd_block keys = bwd_block_of<S>(a, a.seq_k, groups, false);
+    const bwd_block keys = bwd_block_of<S>(a, a.seq_k, groups, false, (int)blockIdx.x);
     if (bwd_loads<S, D, DV>(at, &k, &v, keys, [&](bool loads) {
             load_rows<S, D, DV>(at, &q, &dout, of_rows, a, keys, keys.plane % groups, loads);
         }))
@@ -215,18 +241,12 @@ __global__ void __launch_bounds__(THREADS, 1)
     const int first = keys.first + mine * WGMMA_ROWS;
     bf16 *const x_room = at.own_x + mine * S::X, *const y_room = at.own_y + mine * S::Y;
     auto tile_of = [&](int n, int stage) {
-        rows_met met = {at.rows + stage * WGMMA_TERMS, (int)a.seq_q - n * WGMMA_TERMS, {0, 0}};
-        GPU_UNROLL
-        for (int h = 0; h < 2; ++h) {
-            const int key = first + wgmma_row((int)threadIdx.x, 2 * h);
-            met.position[h] = key < (int)a.seq_k ? a.k_position[key * a.batch + keys.b] : 0;
-        }
-        return met;
+        return rows_met{at.rows + stage * WGMMA_TERMS, (int)a.seq_q - n * WGMMA_TERMS, &a, keys.b, first};
     };
     float unused[1][4] = {};
     if constexpr (!S::SPLIT) {
         float of_k[D / 8][4] = {}, of_v[DV / 8][4] = {};
-        bwd_walk<S, D, DV, true, true>(of_k, of_v, at, group, (int)a.seq_q, scale2, tile_of);
+        bwd_walk_ahead<S, D, DV, true>(of_k, of_v, at, group, (int)a.seq_q, scale2, tile_of);
         bwd_put(&dk, x_room, of_k, a.scale, keys.plane, first);
         bwd_put(&dv, y_room, of_v, 1.0f, keys.plane, first);
     } else if (group == 0) {

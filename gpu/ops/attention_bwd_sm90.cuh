@@ -24,9 +24,11 @@ template <int D, int DV, bool OWNS_KEYS> struct bwd_shape {
     static constexpr bool KEEPS_Y =
         OWNS_KEYS; /* a tile of y until that of x is over, for P y; else until dP is there */
     static_assert(!KEEPS_Y || X_STAGES == Y_STAGES, "they are left together");
+    static constexpr bool AHEAD = D <= 128, AHEAD_DP = AHEAD && (D == 64 || !OWNS_KEYS); /* bwd_walk_ahead */
+    static constexpr int ZEROS = AHEAD ? X : 0; /* a tile of them */
     static constexpr int ROWS_BYTES = OWNS_KEYS ? X_STAGES * WGMMA_TERMS * (int)sizeof(attention_bwd_row)
                                                 : 0; /* what streamed rows bring */
-    static constexpr int BYTES = WGMMA_TILE_ALIGN - 16 + 2 * (OWN + X_STAGES * X + Y_STAGES * Y) + ROWS_BYTES;
+    static constexpr int BYTES = WGMMA_TILE_ALIGN - 16 + 2 * (OWN + X_STAGES * X + Y_STAGES * Y + ZEROS) + ROWS_BYTES;
     static_assert(BYTES <= 226 << 10, "what sm_90 has beside the barriers");
 };
 
@@ -42,6 +44,7 @@ template <class S> struct bwd_barriers {
 template <class S> struct bwd_places {
     bf16 *own_x, *own_y;     /* of all warpgroups */
     bf16 *x, *y;             /* stages */
+    bf16 *zeros;             /* a tile of x or y that is 0 */
     attention_bwd_row *rows; /* of the stages of x; null where they are keys */
     bwd_barriers<S> *bar;
 };
@@ -114,25 +117,36 @@ __device__ static __forceinline__ void bwd_scores(float (&c)[WGMMA_TERMS / 8][4]
     wgmma_commit();
 }
 
-/* Scores become P, bit 4 j + e of `seen` says which of them: the others become 0.  known(h, x): lse of row h of the thread, or of the tile's row x. */
-template <class F>
-__device__ static __forceinline__ void bwd_probabilities(float (&s)[WGMMA_TERMS / 8][4], float scale2,
-                                                         unsigned seen, F known)
+/* Scores become P; HIDES: bit 4 j + e of `seen` says which of them, the others become 0.  known(h, x): lse of row h of the thread, or
+ * of the tile's row x. */
+template <bool HIDES, class F>
+__device__ static __forceinline__ void bwd_exponentials(float (&s)[WGMMA_TERMS / 8][4], float scale2,
+                                                        unsigned seen, F known)
 {
     const int lane = (int)threadIdx.x % GPU_WARP;
     GPU_UNROLL
     for (int j = 0; j < WGMMA_TERMS / 8; ++j)
         GPU_UNROLL
     for (int e = 0; e < 4; ++e) {
-        const float p = exp2f(fmaf(s[j][e], scale2, -known(e >> 1, j * 8 + mma_column(lane, e)).lse2));
-        s[j][e] = (seen >> (4 * j + e) & 1u) != 0 ? p : 0.0f;
+        const float p =
+            attention_exp2(fmaf(s[j][e], scale2, -known(e >> 1, j * 8 + mma_column(lane, e)).lse2));
+        s[j][e] = !HIDES || (seen >> (4 * j + e) & 1u) != 0 ? p : 0.0f;
     }
+}
+template <class F>
+__device__ static __forceinline__ void bwd_probabilities(float (&s)[WGMMA_TERMS / 8][4], float scale2,
+                                                         bool all, unsigned seen, F known)
+{
+    if (all)
+        bwd_exponentials<false>(s, scale2, seen, known);
+    else
+        bwd_exponentials<true>(s, scale2, seen, known);
 }
 
 /* dP becomes dS = P (dP - D); 0 where `seen` has no bit: D or dP of a hidden pair may be no number. */
-template <class F>
+template <bool HIDES, class F>
 __device__ static __forceinline__ void
-bwd_slopes(float (&dp)[WGMMA_TERMS / 8][4], const float (&p)[WGMMA_TERMS / 8][4], unsigned seen, F known)
+bwd_differences(float (&dp)[WGMMA_TERMS / 8][4], const float (&p)[WGMMA_TERMS / 8][4], unsigned seen, F known)
 {
     const int lane = (int)threadIdx.x % GPU_WARP;
     GPU_UNROLL
@@ -140,8 +154,18 @@ bwd_slopes(float (&dp)[WGMMA_TERMS / 8][4], const float (&p)[WGMMA_TERMS / 8][4]
         GPU_UNROLL
     for (int e = 0; e < 4; ++e) {
         const float ds = p[j][e] * (dp[j][e] - known(e >> 1, j * 8 + mma_column(lane, e)).delta);
-        dp[j][e] = (seen >> (4 * j + e) & 1u) != 0 ? ds : 0.0f;
+        dp[j][e] = !HIDES || (seen >> (4 * j + e) & 1u) != 0 ? ds : 0.0f;
     }
+}
+template <class F>
+__device__ static __forceinline__ void bwd_slopes(float (&dp)[WGMMA_TERMS / 8][4],
+                                                  const float (&p)[WGMMA_TERMS / 8][4], bool all,
+                                                  unsigned seen, F known)
+{
+    if (all)
+        bwd_differences<false>(dp, p, seen, known);
+    else
+        bwd_differences<true>(dp, p, seen, known);
 }
 
 /* c += a times a tile, 128 columns a product and 64 behind them. */
@@ -153,6 +177,25 @@ __device__ static __forceinline__ void bwd_add(float (&c)[NT][4], const unsigned
         wgmma_multiply<true>(*(float(*)[16][4])c[j], a, tile + j * 8 * WGMMA_TERMS, true);
     if constexpr (NT % 16 != 0)
         wgmma_multiply<true>(*(float(*)[8][4])c[NT - 8], a, tile + (NT - 8) * 8 * WGMMA_TERMS, true);
+}
+
+/* Whether a tile is added pair by pair: it hides something and holds an infinity or a NaN.  NX, NY: numbers of the tiles that are looked
+ * at, by the warpgroup, which meets. */
+template <int NX, int NY>
+__device__ static __forceinline__ bool bwd_by_pairs(bool all, const bf16 *x, const bf16 *y,
+                                                    int (&unbounded)[2], int group, int *checks)
+{
+    *checks += all ? 0 : 1;
+    return !all && is_unbounded<NX, NY>(x, y, &unbounded[*checks % 2], group, *checks);
+}
+
+/* No product of those who share own rows reads them any more. */
+template <class S> __device__ static __forceinline__ void bwd_end(int group)
+{
+    if constexpr (S::SPLIT)
+        named_barrier_sync(TURN_OF_GROUP, GROUPS * WGMMA_THREADS);
+    else
+        named_barrier_sync(OWN_GROUP + group, WGMMA_THREADS);
 }
 
 /* A warpgroup's 64 own rows over all tiles: OF_X: of_x += dS x; OF_Y: of_y += P y.  tile_of(n, stage): what `sees(h, x)` and
@@ -187,15 +230,13 @@ __device__ static __forceinline__ void bwd_walk(float (&of_x)[NX][4], float (&of
         auto sees = [&](int h, int x) { return of_tile.sees(h, x); };
         auto known = [&](int h, int x) { return of_tile.known(h, x); };
         const unsigned seen = all ? ~0u : attention_seen_bits<WGMMA_TERMS / 8>(sees);
-        checks += all ? 0 : 1;
-        const bool by_pairs =
-            !all && is_unbounded<CHECKED_X, CHECKED_Y>(x_tile, y_tile, &at.bar->unbounded[group][checks % 2],
-                                                       group, checks);
+        const bool by_pairs = bwd_by_pairs<CHECKED_X, CHECKED_Y>(
+            all, x_tile, y_tile, at.bar->unbounded[group], group, &checks);
         wgmma_wait<OF_X ? 1 : 0>(s);
-        bwd_probabilities(s, scale2, seen, known);
+        bwd_exponentials<true>(s, scale2, seen, known);
         if constexpr (OF_X) {
             wgmma_wait<0>(dp);
-            bwd_slopes(dp, s, seen, known);
+            bwd_differences<true>(dp, s, seen, known);
             wgmma_round(ds, dp, 0);
         }
         if constexpr (OF_Y)
@@ -220,11 +261,122 @@ __device__ static __forceinline__ void bwd_walk(float (&of_x)[NX][4], float (&of
         }
         leave(&at.bar->empty[x_stage]);
     }
-    /* no product of those who share own rows reads them any more */
-    if constexpr (S::SPLIT)
-        named_barrier_sync(TURN_OF_GROUP, GROUPS * WGMMA_THREADS);
-    else
-        named_barrier_sync(OWN_GROUP + group, WGMMA_THREADS);
+    bwd_end<S>(group);
+}
+
+/* The same, of_x always, where registers hold the next tile's scores beside the factors of this one's sums (S::AHEAD): S and (S::AHEAD_DP)
+ * dP of the next tile and the sums of this one are under way together, in this order, so that exponentials and slopes lie under sums.
+ * Nothing is under way where the loop turns: the compiler would wait for it. */
+template <class S, int D, int DV, bool OF_Y, int NX, int NY, class F>
+__device__ static __forceinline__ void bwd_walk_ahead(float (&of_x)[NX][4], float (&of_y)[NY][4],
+                                                      const bwd_places<S> &at, int group, int rows,
+                                                      float scale2, F tile_of)
+{
+    constexpr int CHECKED_Y = OF_Y ? S::Y : 0;
+    const bf16 *own_x = at.own_x + group % S::OWNERS * S::X, *own_y = at.own_y + group % S::OWNERS * S::Y;
+    float s[WGMMA_TERMS / 8][4], dp[WGMMA_TERMS / 8][4];
+    unsigned p[4][4], ds[4][4];
+    int checks = 0;
+    bool by_pairs = false;
+    mbarrier_wait(&at.bar->own, 0);
+    mbarrier_wait(&at.bar->x_full[0], 0);
+    stage_tile tile = at.bar->tile[0];
+    if (tile.n >= 0) {
+        mbarrier_wait(&at.bar->y_full[0], 0);
+        wgmma_fence();
+        bwd_scores<D>(s, own_x, at.x);
+        bwd_scores<DV>(dp, own_y, at.y);
+        const auto of_tile = tile_of(tile.n, 0);
+        const bool all = tile.sight == ATTENTION_SEES_ALL;
+        auto sees = [&](int h, int x) { return of_tile.sees(h, x); };
+        auto known = [&](int h, int x) { return of_tile.known(h, x); };
+        const unsigned seen = all ? ~0u : attention_seen_bits<WGMMA_TERMS / 8>(sees);
+        by_pairs =
+            bwd_by_pairs<S::X, CHECKED_Y>(all, at.x, at.y, at.bar->unbounded[group], group, &checks);
+        wgmma_wait<1>(s);
+        bwd_probabilities(s, scale2, all, seen, known);
+        wgmma_wait<0>(dp);
+        bwd_slopes(dp, s, all, seen, known);
+        if constexpr (!S::KEEPS_Y)
+            leave(&at.bar->y_empty[0]);
+        wgmma_round(ds, dp, 0);
+        if constexpr (OF_Y)
+            wgmma_round(p, s, 0);
+    }
+    for (int item = 0; tile.n >= 0; ++item) {
+        const int x_stage = item % S::X_STAGES, y_stage = item % S::Y_STAGES;
+        const int x_next = (item + 1) % S::X_STAGES, y_next = (item + 1) % S::Y_STAGES;
+        bf16 *x_tile = at.x + x_stage * S::X, *y_tile = at.y + y_stage * S::Y;
+        if (by_pairs) { /* a branch around products would take their overlap away: they add 0 x 0 */
+            const auto of_tile = tile_of(tile.n, x_stage);
+            const int there = min((int)WGMMA_TERMS, rows - tile.n * WGMMA_TERMS);
+            auto sees = [&](int h, int x) { return of_tile.sees(h, x); };
+            add_pairs(of_x, ds, x_tile, there, sees);
+            if constexpr (OF_Y)
+                add_pairs(of_y, p, y_tile, there, sees);
+            x_tile = y_tile = at.zeros;
+            GPU_UNROLL
+            for (int i = 0; i < 16; ++i) {
+                ds[i / 4][i % 4] = 0;
+                if constexpr (OF_Y)
+                    p[i / 4][i % 4] = 0;
+            }
+        }
+        mbarrier_wait(&at.bar->x_full[x_next], (item + 1) / S::X_STAGES % 2);
+        tile = at.bar->tile[x_next];
+        if (tile.n < 0) {
+            wgmma_fence(); /* in each branch: the compiler wants it where the products are */
+            if constexpr (OF_Y)
+                bwd_add(of_y, p, y_tile);
+            bwd_add(of_x, ds, x_tile);
+            wgmma_commit();
+            wgmma_wait<0>(of_x);
+            wgmma_wait<0>(of_y);
+            leave(&at.bar->empty[x_stage]);
+            break;
+        }
+        bf16 *x_coming = at.x + x_next * S::X, *y_coming = at.y + y_next * S::Y;
+        mbarrier_wait(&at.bar->y_full[y_next], (item + 1) / S::Y_STAGES % 2);
+        wgmma_fence();
+        bwd_scores<D>(s, own_x, x_coming);
+        if constexpr (S::AHEAD_DP)
+            bwd_scores<DV>(dp, own_y, y_coming);
+        if constexpr (OF_Y)
+            bwd_add(of_y, p, y_tile);
+        bwd_add(of_x, ds, x_tile);
+        wgmma_commit();
+        const auto of_tile = tile_of(tile.n, x_next);
+        const bool all = tile.sight == ATTENTION_SEES_ALL;
+        auto sees = [&](int h, int x) { return of_tile.sees(h, x); };
+        auto known = [&](int h, int x) { return of_tile.known(h, x); };
+        const unsigned seen = all ? ~0u : attention_seen_bits<WGMMA_TERMS / 8>(sees);
+        by_pairs = bwd_by_pairs<S::X, CHECKED_Y>(all, x_coming, y_coming, at.bar->unbounded[group], group,
+                                                 &checks);
+        wgmma_wait<S::AHEAD_DP ? 2 : 1>(s);
+        bwd_probabilities(s, scale2, all, seen, known);
+        if constexpr (S::AHEAD_DP) {
+            wgmma_wait<1>(dp);
+            bwd_slopes(dp, s, all, seen, known);
+        }
+        wgmma_wait<0>(of_x);
+        wgmma_wait<0>(of_y);
+        wgmma_hold(ds);
+        if constexpr (OF_Y)
+            wgmma_hold(p);
+        leave(&at.bar->empty[x_stage]);
+        if constexpr (!S::AHEAD_DP) {
+            wgmma_fence();
+            bwd_scores<DV>(dp, own_y, y_coming);
+            wgmma_wait<0>(dp);
+            bwd_slopes(dp, s, all, seen, known);
+        }
+        if constexpr (!S::KEEPS_Y)
+            leave(&at.bar->y_empty[y_next]);
+        wgmma_round(ds, dp, 0);
+        if constexpr (OF_Y)
+            wgmma_round(p, s, 0);
+    }
+    bwd_end<S>(group);
 }
 
 /* 64 rows of a result, times scale, from row `row` of a plane of its map on.  tile: room for them that no product reads. */

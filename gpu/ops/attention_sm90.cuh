@@ -189,13 +189,13 @@ __device__ static __forceinline__ void exponentials(float (&s)[NT][4], row_softm
                     larger = fmaxf(before, __fmul_rn(attention_quad_max(most), scale2));
         /* exp2(score - shift) never meets inf - inf because nothing was seen yet */
         const float shift = larger == -INFINITY ? 0.0f : larger;
-        rescale[h] = before == -INFINITY ? 1.0f : exp2f(before - shift);
+        rescale[h] = before == -INFINITY ? 1.0f : attention_exp2(before - shift);
         r->reference[h] = larger;
         GPU_UNROLL
         for (int j = 0; j < NT; ++j)
             GPU_UNROLL
         for (int e = 2 * h; e < 2 * h + 2; ++e) {
-            s[j][e] = exp2f(fmaf(s[j][e], scale2, -shift));
+            s[j][e] = attention_exp2(fmaf(s[j][e], scale2, -shift));
             added += s[j][e];
         }
         r->sum[h] = r->sum[h] * rescale[h] + added;
