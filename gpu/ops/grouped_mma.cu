@@ -2,7 +2,7 @@
  *
  * One launch for all experts: a block takes 64 x 64 elements of a result, whose four warps take 32 x 32 each, and walks over the
  * terms in steps of 64, whose tiles are copied two steps ahead.  Forward and input gradient: tiles of 64 rows begin anew at every
- * expert, so that a tile has the weights of one; blocks that follow each other share columns of them.  Weight gradient: the terms
+ * expert, so that a tile has the weights of one.  Weight gradient: the terms
  * are an expert's rows; without rows there is nothing to add, or zeros to write.
  *
  * The counts lie in device memory: every block looks for its tile in them by prefix sums of 32 experts at a time.  The host knows
@@ -160,8 +160,9 @@ template <bool B_COLUMNS, bool VECTOR>
 __global__ void __launch_bounds__(THREADS)
     grouped_rows_k2(bf16 *c, const bf16 *a, const bf16 *b, int n, int terms, grouped_rows all)
 {
-    const grouped_range tile = grouped_rows_of_tile<TILE>(all, (int)blockIdx.x);
-    const int first_column = (int)blockIdx.y * TILE, columns = min(TILE, n - first_column);
+    const int across = (n + TILE - 1) / TILE; /* blocks of the same rows follow each other: few rows and experts are read at a time */
+    const grouped_range tile = grouped_rows_of_tile<TILE>(all, (int)blockIdx.x / across);
+    const int first_column = (int)blockIdx.x % across * TILE, columns = min(TILE, n - first_column);
     bf16 *out = c + (int64_t)tile.first * n + first_column;
     if (tile.expert == all.experts) {
         grouped_put_nobodys<TILE, THREADS>(out, tile.n, columns, n);
@@ -217,8 +218,10 @@ static unsigned tiles_of(int64_t n)
 template <bool B_COLUMNS, bool VECTOR>
 static cudaError_t launch_rows(const product *p, const grouped_rows &all, cudaStream_t stream)
 {
-    const dim3 grid(grouped_most_tiles(all, TILE), tiles_of(p->n));
-    return GPU_LAUNCH((grouped_rows_k2<B_COLUMNS, VECTOR>), grid, dim3(THREADS), SHARED_BYTES, stream,
+    const int64_t blocks = (int64_t)grouped_most_tiles(all, TILE) * tiles_of(p->n);
+    if (blocks > INT_MAX)
+        return cudaErrorInvalidValue;
+    return GPU_LAUNCH((grouped_rows_k2<B_COLUMNS, VECTOR>), dim3((unsigned)blocks), dim3(THREADS), SHARED_BYTES, stream,
                       (bf16 *)p->c.data, (const bf16 *)p->a.data, (const bf16 *)p->b.data, (int)p->n,
                       (int)p->k, all);
 }
