@@ -9,6 +9,7 @@
  *              result, B a tile
  *   mma_row_of_four            a row of four neighbouring results as bf16, 8 columns a lane, to store 16 bytes at once
  *   mma_copy16, mma_commit, mma_wait   16 bytes from global memory to a tile (cp.async), or zeros
+ *   mma_exp2, mma_block_again          what else the kernels on matrix units need an instruction by name for
  *
  * All 32 lanes of a warp call them together.  On a device: mma.m16n8k16, ldmatrix, cp.async of sm_80; k ascends in steps of 16.  In
  * the simulator: gpu/sim/include/assay_sim_matrix.h, which reports what a device would compute wrongly in silence. */
@@ -87,6 +88,30 @@ __device__ static __forceinline__ uint4 mma_row_of_four(const float (&pair)[4][2
         w[j] = gpu_pair(pair[j][0], pair[j][1]);
     mma_turn_fours(w, lane);
     return make_uint4(w[0], w[1], w[2], w[3]);
+}
+
+/* 2^x, at most 2 ulp off; 0 for what is below 2^-126.  exp2f is three instructions more, for numbers there. */
+__device__ static __forceinline__ float mma_exp2(float x)
+{
+#if defined(__CUDACC__)
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#else
+    const float y = exp2f(x);
+    return y < 0x1p-126f ? 0.0f : y; /* NaN as it is */
+#endif
+}
+/* blockIdx.x, asked for again: what was made of it before need not stay in a register until here. */
+__device__ static __forceinline__ int mma_block_again(void)
+{
+#if defined(__CUDACC__)
+    int block;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
+    return block;
+#else
+    return (int)blockIdx.x;
+#endif
 }
 
 template <int D, int MT> struct mma_rows {

@@ -182,6 +182,7 @@ typedef struct gpu_attention_fwd_tensors {
 } gpu_attention_fwd_tensors;
 assay_status gpu_attention_fwd_sm90(const gpu_work *w, const gpu_attention_fwd_tensors *t,
                                     const attention_args &a);
+size_t gpu_attention_sm90_workspace(const gpu_ctx *ctx, const gpu_operands *o);
 bool gpu_attention_takes_sm90(const gpu_ctx *ctx, const gpu_operands *o);
 void gpu_attention_sm90_arith(assay_arith *a, const gpu_ctx *ctx, const gpu_operands *o);
 
@@ -196,10 +197,11 @@ cudaError_t gpu_attention_bwd_rows(const gpu_attention_bwd_tensors *t, void *wor
                                    const attention_args &a, cudaStream_t stream);
 size_t gpu_attention_bwd_mma_workspace(const gpu_ctx *ctx, const gpu_operands *o);
 
-/* k3 of the backward, a query and a key or more, the workspace of k2; defined in attention_bwd_sm90.cu.  Elsewhere as k3 of the
+/* k3 of the backward, a query and a key or more; defined in attention_bwd_sm90.cu.  Elsewhere as k3 of the
  * forward. */
 assay_status gpu_attention_bwd_sm90(const gpu_work *w, const gpu_attention_bwd_tensors *t,
                                     const attention_args &a);
+size_t gpu_attention_bwd_sm90_workspace(const gpu_ctx *ctx, const gpu_operands *o);
 bool gpu_attention_bwd_takes_sm90(const gpu_ctx *ctx, const gpu_operands *o);
 
 /* More than 48 KB of dynamic shared memory is asked for by name. */

@@ -1,7 +1,8 @@
 /* Attention backward by warpgroups and tensor maps, k3 (bf16, sm_90a alone).  docs/OPS.md 5.  Compiled, and run in the simulator; no
  * device has run it.
  *
- * Without atomics, in three launches:
+ * Without atomics, in four launches:
+ *   attention_ranges_k3     positions of every tile's keys and queries (attention_sm90.cu)
  *   attention_bwd_rows_k2   what a row (query, head) brings to all its pairs (attention_bwd_mma.cu)
  *   attention_dq_k3         128 queries of a head over tiles of 64 keys
  *   attention_dkdv_k3       128 keys of a group over tiles of 64 queries, each with one head of the group after the other: the sum over
@@ -46,18 +47,6 @@ template <class S> __device__ static __forceinline__ bwd_places<S> bwd_begin(voi
     return {own_x, own_y, x, y, zeros, S::ROWS_BYTES > 0 ? (attention_bwd_row *)end : nullptr, bar};
 }
 
-/* blockIdx.x, asked for again: what was made of it at the beginning is in no register until the end. */
-__device__ static __forceinline__ int block_again(void)
-{
-#if ASSAY_SIM
-    return (int)blockIdx.x;
-#else
-    int block;
-    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
-    return block;
-#endif
-}
-
 /* The block's own rows.  last_first: the last rows of all planes first, else the first ones: under a causal mask they see, or are seen,
  * most, and blocks that end last should be short. */
 template <class S>
@@ -95,39 +84,43 @@ __device__ static __forceinline__ bool bwd_loads(const bwd_places<S> &at, const 
 
 template <class S, int D, int DV>
 __device__ static __forceinline__ void load_keys(const bwd_places<S> &at, const tma_map *k, const tma_map *v,
-                                                 const attention_args &a, const bwd_block &rows, int plane,
-                                                 bool loads)
+                                                 const attention_range *of_keys, const attention_args &a,
+                                                 const bwd_block &rows, int plane, bool loads)
 {
     const int lane = (int)threadIdx.x, seq_k = (int)a.seq_k;
     const attention_query_range sees =
         attention_queries_range(a, rows.b, rows.first, min(rows.first + S::OWN_ROWS, (int)a.seq_q), lane);
-    auto nothing = [](int) { return attention_bwd_row{}; };
+    const attention_range *ranges = of_keys + rows.b * attention_tiles(seq_k, WGMMA_TERMS);
     int item = 0;
-    for (int n = 0; n * WGMMA_TERMS < seq_k; ++n) {
-        const int end = (n + 1) * WGMMA_TERMS;
-        const attention_sight sight =
-            attention_sees(sees, attention_keys_range(a, rows.b, n * WGMMA_TERMS, min(end, seq_k), lane));
-        if (sight == ATTENTION_SEES_NONE)
-            continue;
-        load_tile<S, D, DV>(at, k, v, loads, item++, {n, end > seq_k ? ATTENTION_SEES_SOME : sight}, plane,
-                            nothing);
+    for (int first = 0; first * WGMMA_TERMS < seq_k; first += GPU_WARP) {
+        const tiles_met met = meet_tiles(first, seq_k, WGMMA_TERMS, lane,
+                                         [&](int n) { return attention_sees(sees, ranges[n]); });
+        for (unsigned left = met.some; left != 0; left &= left - 1) {
+            const int i = __ffs((int)left) - 1, n = first + i;
+            const bool whole = (met.whole >> i & 1u) != 0;
+            load_tile<S, D, DV>(
+                at, k, v, loads, item++, {n, whole ? ATTENTION_SEES_ALL : ATTENTION_SEES_SOME}, plane,
+                [&](int stage) {
+                    for (int x = lane; x < WGMMA_TERMS && !whole; x += GPU_WARP) {
+                        const int key = n * WGMMA_TERMS + x;
+                        at.bar->position[stage * WGMMA_TERMS + x] =
+                            key < seq_k ? a.k_position[key * a.batch + rows.b] : 0;
+                    }
+                });
+        }
     }
-    load_tile<S, D, DV>(at, k, v, loads, item, {-1, ATTENTION_SEES_NONE}, plane, nothing);
+    load_tile<S, D, DV>(at, k, v, loads, item, {-1, ATTENTION_SEES_NONE}, plane, [](int) {});
 }
 
 /* A tile of keys, for the two queries of a thread. */
 typedef struct keys_met {
-    const attention_args *a;
-    const int64_t *first_position; /* of the tile */
-    int there;                     /* keys of it */
-    const attention_bwd_row *row[2]; /* null past the end; what it sees is not kept: registers are what is scarce */
+    const int64_t *position; /* of the tile's keys */
+    int there;               /* how many of them there are */
+    row_sight sight[2];
     attention_bwd_known mine[2];
     __device__ bool sees(int h, int x) const
     {
-        if (x >= there || row[h] == nullptr)
-            return false;
-        const int64_t position = first_position[x * a->batch];
-        return position >= row[h]->first && position <= row[h]->last;
+        return x < there && sight[h].sees(position[x]);
     }
     __device__ attention_bwd_known known(int h, int) const
     {
@@ -138,7 +131,8 @@ typedef struct keys_met {
 template <int D, int DV>
 __global__ void __launch_bounds__(THREADS, 1)
     attention_dq_k3(TMA_MAP_PARAMETER dq, TMA_MAP_PARAMETER dout, TMA_MAP_PARAMETER q, TMA_MAP_PARAMETER k,
-                    TMA_MAP_PARAMETER v, const attention_bwd_row *of_rows, float scale2, attention_args a)
+                    TMA_MAP_PARAMETER v, const attention_bwd_row *of_rows, const attention_range *of_keys,
+                    float scale2, attention_args a)
 {
     typedef bwd_shape<D, DV, false> S;
     const bwd_places<S> at = bwd_begin<S>();
@@ -146,23 +140,24 @@ __global__ void __launch_bounds__(THREADS, 1)
     const bwd_block rows = bwd_block_of<S>(a, a.seq_q, heads, true, (int)blockIdx.x);
     const int head = rows.plane % heads, group = (int)threadIdx.x / WGMMA_THREADS - 1;
     if (bwd_loads<S, D, DV>(at, &q, &dout, rows, [&](bool loads) {
-            load_keys<S, D, DV>(at, &k, &v, a, rows,
+            load_keys<S, D, DV>(at, &k, &v, of_keys, a, rows,
                                 rows.b * (int)a.groups + head / (int)(a.heads / a.groups), loads);
         }))
         return;
-    keys_met met = {&a, nullptr, 0, {nullptr, nullptr}, {{0.0f, 0.0f}, {0.0f, 0.0f}}};
+    keys_met met = {nullptr, 0, {{0, -1}, {0, -1}}, {{0.0f, 0.0f}, {0.0f, 0.0f}}};
     const int first = rows.first + group * WGMMA_ROWS;
     GPU_UNROLL
     for (int h = 0; h < 2; ++h) {
         const int token = first + wgmma_row((int)threadIdx.x, 2 * h);
         if (token < (int)a.seq_q) {
-            met.row[h] = &of_rows[(token * a.batch + rows.b) * a.heads + head];
-            met.mine[h] = met.row[h]->known;
+            const attention_bwd_row mine = of_rows[(token * a.batch + rows.b) * a.heads + head];
+            met.sight[h] = {mine.first, mine.last};
+            met.mine[h] = mine.known;
         }
     }
     float of_q[D / 8][4] = {}, unused[1][4] = {};
-    auto tile_of = [&](int n, int) {
-        met.first_position = a.k_position + n * WGMMA_TERMS * a.batch + rows.b;
+    auto tile_of = [&](int n, int stage) {
+        met.position = at.bar->position + stage * WGMMA_TERMS;
         met.there = (int)a.seq_k - n * WGMMA_TERMS;
         return met;
     };
@@ -170,38 +165,60 @@ __global__ void __launch_bounds__(THREADS, 1)
         bwd_walk_ahead<S, D, DV, false>(of_q, unused, at, group, (int)a.seq_k, scale2, tile_of);
     else
         bwd_walk<S, D, DV, true, false>(of_q, unused, at, group, (int)a.seq_k, scale2, tile_of);
-    const bwd_block again = bwd_block_of<S>(a, a.seq_q, heads, true, block_again());
+    const bwd_block again = bwd_block_of<S>(a, a.seq_q, heads, true, mma_block_again());
     bwd_put(&dq, at.own_x + group * S::X, of_q, a.scale, again.plane, again.first + group * WGMMA_ROWS);
     tma_store_wait_read<0>();
 }
 
 /* --- dk and dv -------------------------------------------------------------------------------------------------- */
 
+/* Rows of a tile and head come into registers before the stage is free. */
 template <class S, int D, int DV>
 __device__ static __forceinline__ void
 load_rows(const bwd_places<S> &at, const tma_map *q, const tma_map *dout, const attention_bwd_row *of_rows,
-          const attention_args &a, const bwd_block &keys, int group, bool loads)
+          const attention_query_range *of_queries, const attention_args &a, const bwd_block &keys, int group,
+          bool loads)
 {
     const int lane = (int)threadIdx.x, seq_q = (int)a.seq_q, per_group = (int)(a.heads / a.groups);
     const attention_range seen =
         attention_keys_range(a, keys.b, keys.first, min(keys.first + S::OWN_ROWS, (int)a.seq_k), lane);
-    int item = 0, head = group * per_group;
-    auto row_of = [&](int token) {
-        attention_bwd_row none = {};
-        none.last = -1;
-        return token < seq_q ? of_rows[((int64_t)token * a.batch + keys.b) * a.heads + head] : none;
+    const attention_query_range *ranges = of_queries + keys.b * attention_tiles(seq_q, WGMMA_TERMS);
+    attention_bwd_row mine[WGMMA_TERMS / GPU_WARP];
+    auto read = [&](int n, int head) {
+        GPU_UNROLL
+        for (int i = 0; i < WGMMA_TERMS / GPU_WARP; ++i) {
+            const int token = n * WGMMA_TERMS + i * GPU_WARP + lane;
+            attention_bwd_row none = {};
+            none.last = -1;
+            mine[i] = token < seq_q ? of_rows[((int64_t)token * a.batch + keys.b) * a.heads + head] : none;
+        }
     };
-    for (int n = 0; n * WGMMA_TERMS < seq_q; ++n) {
-        const int end = (n + 1) * WGMMA_TERMS;
-        const attention_sight sight =
-            attention_sees(attention_queries_range(a, keys.b, n * WGMMA_TERMS, min(end, seq_q), lane), seen);
-        if (sight == ATTENTION_SEES_NONE)
-            continue;
-        for (head = group * per_group; head < (group + 1) * per_group; ++head)
-            load_tile<S, D, DV>(at, q, dout, loads, item++, {n, end > seq_q ? ATTENTION_SEES_SOME : sight},
-                                keys.b * (int)a.heads + head, row_of);
+    int item = 0;
+    for (int first = 0; first * WGMMA_TERMS < seq_q; first += GPU_WARP) {
+        const tiles_met met = meet_tiles(first, seq_q, WGMMA_TERMS, lane,
+                                         [&](int n) { return attention_sees(ranges[n], seen); });
+        unsigned left = met.some;
+        if (left != 0)
+            read(first + __ffs((int)left) - 1, group * per_group);
+        while (left != 0) {
+            const int i = __ffs((int)left) - 1, n = first + i;
+            const bool whole = (met.whole >> i & 1u) != 0;
+            left &= left - 1;
+            for (int head = group * per_group; head < (group + 1) * per_group; ++head) {
+                const bool last = head + 1 == (group + 1) * per_group;
+                load_tile<S, D, DV>(at, q, dout, loads, item++,
+                                    {n, whole ? ATTENTION_SEES_ALL : ATTENTION_SEES_SOME},
+                                    keys.b * (int)a.heads + head, [&](int stage) {
+                                        GPU_UNROLL
+                                        for (int r = 0; r < WGMMA_TERMS / GPU_WARP; ++r)
+                                            at.rows[stage * WGMMA_TERMS + r * GPU_WARP + lane] = mine[r];
+                                    });
+                if (!last || left != 0)
+                    read(last ? first + __ffs((int)left) - 1 : n, last ? group * per_group : head + 1);
+            }
+        }
     }
-    load_tile<S, D, DV>(at, q, dout, loads, item, {-1, ATTENTION_SEES_NONE}, 0, row_of);
+    load_tile<S, D, DV>(at, q, dout, loads, item, {-1, ATTENTION_SEES_NONE}, 0, [](int) {});
 }
 
 /* A tile of queries, for the two keys of a thread. */
@@ -227,14 +244,14 @@ template <int D, int DV>
 __global__ void __launch_bounds__(THREADS, 1)
     attention_dkdv_k3(TMA_MAP_PARAMETER dk, TMA_MAP_PARAMETER dv, TMA_MAP_PARAMETER dout, TMA_MAP_PARAMETER q,
                       TMA_MAP_PARAMETER k, TMA_MAP_PARAMETER v, const attention_bwd_row *of_rows,
-                      float scale2, attention_args a)
+                      const attention_query_range *of_queries, float scale2, attention_args a)
 {
     typedef bwd_shape<D, DV, true> S;
     const bwd_places<S> at = bwd_begin<S>();
     const int groups = (int)a.groups;
     const bwd_block keys = bwd_block_of<S>(a, a.seq_k, groups, false, (int)blockIdx.x);
     if (bwd_loads<S, D, DV>(at, &k, &v, keys, [&](bool loads) {
-            load_rows<S, D, DV>(at, &q, &dout, of_rows, a, keys, keys.plane % groups, loads);
+            load_rows<S, D, DV>(at, &q, &dout, of_rows, of_queries, a, keys, keys.plane % groups, loads);
         }))
         return;
     const int group = (int)threadIdx.x / WGMMA_THREADS - 1, mine = group % S::OWNERS;
@@ -270,8 +287,9 @@ static cudaError_t map_of(tma_map *map, gpu_tensor t, int64_t tokens, int64_t pl
 }
 
 template <int D, int DV>
-static cudaError_t launch(const gpu_attention_bwd_tensors *t, const attention_bwd_row *of_rows, float scale2,
-                          const attention_args &a, cudaStream_t stream)
+static cudaError_t launch(const gpu_attention_bwd_tensors *t, const attention_bwd_row *of_rows,
+                          const attention_ranges &ranges, float scale2, const attention_args &a,
+                          cudaStream_t stream)
 {
     typedef bwd_shape<D, DV, false> of_q;
     typedef bwd_shape<D, DV, true> of_k;
@@ -293,21 +311,32 @@ static cudaError_t launch(const gpu_attention_bwd_tensors *t, const attention_bw
         e = map_of(&map[i], of[i].t, of[i].tokens, of[i].planes, of[i].width);
     if (e == cudaSuccess)
         e = GPU_LAUNCH((attention_dq_k3<D, DV>), dim3((unsigned)q_blocks), dim3(THREADS), q_bytes, stream,
-                       map[0], map[3], map[4], map[5], map[6], of_rows, scale2, a);
+                       map[0], map[3], map[4], map[5], map[6], of_rows, (const attention_range *)ranges.keys, scale2, a);
     if (e == cudaSuccess)
         e = GPU_LAUNCH((attention_dkdv_k3<D, DV>), dim3((unsigned)k_blocks), dim3(THREADS), k_bytes, stream,
-                       map[1], map[2], map[3], map[4], map[5], map[6], of_rows, scale2, a);
+                       map[1], map[2], map[3], map[4], map[5], map[6], of_rows,
+                       (const attention_query_range *)ranges.queries, scale2, a);
     return e;
 }
 
 static cudaError_t launch_by_width(const gpu_attention_bwd_tensors *t, const attention_bwd_row *of_rows,
-                                   float scale2, const attention_args &a, cudaStream_t stream)
+                                   const attention_ranges &ranges, float scale2, const attention_args &a,
+                                   cudaStream_t stream)
 {
     const int width = attention_sm90_widths(a.d, a.dv).d;
-    return width == 64    ? launch<64, 64>(t, of_rows, scale2, a, stream)
-           : width == 128 ? launch<128, 128>(t, of_rows, scale2, a, stream)
-           : width == 192 ? launch<192, 128>(t, of_rows, scale2, a, stream)
-                          : launch<256, 256>(t, of_rows, scale2, a, stream);
+    return width == 64    ? launch<64, 64>(t, of_rows, ranges, scale2, a, stream)
+           : width == 128 ? launch<128, 128>(t, of_rows, ranges, scale2, a, stream)
+           : width == 192 ? launch<192, 128>(t, of_rows, ranges, scale2, a, stream)
+                          : launch<256, 256>(t, of_rows, ranges, scale2, a, stream);
+}
+
+/* Rows as k2's, then the ranges of tiles of queries and keys. */
+size_t gpu_attention_bwd_sm90_workspace(const gpu_ctx *ctx, const gpu_operands *o)
+{
+    const attention_desc d = attention_desc_of(o);
+    return gpu_attention_bwd_mma_workspace(ctx, o) +
+           (size_t)d.batch * ((size_t)attention_tiles(d.seq_q, WGMMA_TERMS) * sizeof(attention_query_range) +
+                              (size_t)attention_tiles(d.seq_k, WGMMA_TERMS) * sizeof(attention_range));
 }
 
 assay_status gpu_attention_bwd_sm90(const gpu_work *w, const gpu_attention_bwd_tensors *t,
@@ -315,9 +344,14 @@ assay_status gpu_attention_bwd_sm90(const gpu_work *w, const gpu_attention_bwd_t
 {
     const attention_bwd_row *of_rows = (const attention_bwd_row *)w->ctx->workspace;
     const float scale2 = gpu_attention_scale2(w->o);
+    attention_query_range *queries =
+        (attention_query_range *)((char *)w->ctx->workspace + gpu_attention_bwd_mma_workspace(w->ctx, w->o));
+    const attention_ranges ranges = {
+        (attention_range *)(queries + a.batch * attention_tiles(a.seq_q, WGMMA_TERMS)), queries, WGMMA_TERMS};
     ASSAY_TRY(sm90_check(w->ctx, "attention_bwd"));
     GPU_LAUNCHED(gpu_attention_bwd_rows(t, w->ctx->workspace, a, w->stream), "attention_bwd");
-    GPU_LAUNCHED(launch_by_width(t, of_rows, scale2, a, w->stream), "attention_bwd");
+    GPU_LAUNCHED(gpu_attention_ranges(ranges, a, w->stream), "attention_bwd");
+    GPU_LAUNCHED(launch_by_width(t, of_rows, ranges, scale2, a, w->stream), "attention_bwd");
     return ASSAY_OK;
 }
 

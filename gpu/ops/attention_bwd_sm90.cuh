@@ -12,6 +12,8 @@
 #include "gpu/ops/attention_bwd_mma.cuh"
 #include "gpu/ops/attention_sm90.cuh"
 
+enum { GROUPS = 2, THREADS = (1 + GROUPS) * WGMMA_THREADS };
+
 /* In numbers of bf16.  A tile of 64 rows lies in parts of 64 columns: for a product its rows are the columns of a result, or its terms. */
 template <int D, int DV, bool OWNS_KEYS> struct bwd_shape {
     static constexpr bool SPLIT = OWNS_KEYS && D > 128; /* dk and dv have a warpgroup each */
@@ -28,11 +30,15 @@ template <int D, int DV, bool OWNS_KEYS> struct bwd_shape {
     static constexpr int ZEROS = AHEAD ? X : 0; /* a tile of them */
     static constexpr int ROWS_BYTES = OWNS_KEYS ? X_STAGES * WGMMA_TERMS * (int)sizeof(attention_bwd_row)
                                                 : 0; /* what streamed rows bring */
+    static constexpr bool READS_EARLY = D == 64; /* of what is known, lse before a wait: it lies under the products */
+    static constexpr int KNOWN = OWNS_KEYS ? WGMMA_TERMS / 4 : 2; /* numbers of lse, of the thread's columns or rows */
+    static constexpr int POSITIONS = OWNS_KEYS ? 1 : X_STAGES * WGMMA_TERMS;
     static constexpr int BYTES = WGMMA_TILE_ALIGN - 16 + 2 * (OWN + X_STAGES * X + Y_STAGES * Y + ZEROS) + ROWS_BYTES;
     static_assert(BYTES <= 226 << 10, "what sm_90 has beside the barriers");
 };
 
 template <class S> struct bwd_barriers {
+    int64_t position[S::POSITIONS]; /* of streamed keys, stage by stage, where the tile is not seen whole */
     mbarrier own, x_full[S::X_STAGES], empty[S::X_STAGES], y_full[S::Y_STAGES], y_empty[S::Y_STAGES];
     stage_tile tile[S::X_STAGES];
     int unbounded
@@ -77,17 +83,16 @@ __device__ static __forceinline__ void load_own(const bwd_places<S> &at, const t
 }
 
 /* Tile tile.n of a plane of the streamed tensors into the stage of an item, by the whole warp; tile.n -1: there are no more.
- * row_of(r): what row r of the tile brings, where tiles are of rows. */
+ * put(stage): what else is in shared memory of a tile, by the whole warp. */
 template <class S, int D, int DV, class F>
 __device__ static __forceinline__ void load_tile(const bwd_places<S> &at, const tma_map *x, const tma_map *y,
-                                                 bool loads, int item, stage_tile tile, int plane, F row_of)
+                                                 bool loads, int item, stage_tile tile, int plane, F put)
 {
-    const int x_stage = item % S::X_STAGES, y_stage = item % S::Y_STAGES, lane = (int)threadIdx.x % GPU_WARP;
+    const int x_stage = item % S::X_STAGES, y_stage = item % S::Y_STAGES;
     mbarrier *x_full = &at.bar->x_full[x_stage], *y_full = &at.bar->y_full[y_stage];
     mbarrier_wait(&at.bar->empty[x_stage], item / S::X_STAGES % 2 ^ 1);
-    if (at.rows != nullptr && tile.n >= 0)
-        for (int r = lane; r < WGMMA_TERMS; r += GPU_WARP)
-            at.rows[x_stage * WGMMA_TERMS + r] = row_of(tile.n * WGMMA_TERMS + r);
+    if (tile.n >= 0)
+        put(x_stage);
     __syncwarp();
     if (!loads)
         return;
@@ -117,55 +122,82 @@ __device__ static __forceinline__ void bwd_scores(float (&c)[WGMMA_TERMS / 8][4]
     wgmma_commit();
 }
 
-/* Scores become P; HIDES: bit 4 j + e of `seen` says which of them, the others become 0.  known(h, x): lse of row h of the thread, or
- * of the tile's row x. */
+/* lse2 or (DELTA) D of a tile's pairs, 8 j + mma_column(lane, e) by the thread's row e / 2, as `known(h, x)` of the tile says.  EARLY: read
+ * into registers by read(), so that what shared memory takes lies under the products that are waited for behind it. */
+template <class S, bool DELTA, class F> struct bwd_values {
+    const F &of;
+    float kept[S::READS_EARLY ? S::KNOWN : 1];
+    __device__ explicit bwd_values(const F &tile) : of(tile)
+    {
+    }
+    __device__ static float one(const F &of, int j, int e)
+    {
+        const attention_bwd_known k = of.known(e >> 1, j * 8 + mma_column((int)threadIdx.x % GPU_WARP, e));
+        return DELTA ? k.delta : k.lse2;
+    }
+    __device__ void read()
+    {
+        if constexpr (S::READS_EARLY) {
+            GPU_UNROLL
+            for (int i = 0; i < S::KNOWN; ++i)
+                kept[i] = S::KNOWN == 2 ? one(of, 0, 2 * i) : one(of, i / 2, i % 2);
+        }
+    }
+    __device__ float operator()(int j, int e) const
+    {
+        if constexpr (S::READS_EARLY)
+            return kept[S::KNOWN == 2 ? e >> 1 : 2 * j + (e & 1)];
+        else
+            return one(of, j, e);
+    }
+};
+
+/* Scores become P; HIDES: bit 4 j + e of `seen` says which of them, the others become 0. */
 template <bool HIDES, class F>
 __device__ static __forceinline__ void bwd_exponentials(float (&s)[WGMMA_TERMS / 8][4], float scale2,
-                                                        unsigned seen, F known)
+                                                        unsigned seen, const F &lse2)
 {
-    const int lane = (int)threadIdx.x % GPU_WARP;
     GPU_UNROLL
     for (int j = 0; j < WGMMA_TERMS / 8; ++j)
         GPU_UNROLL
     for (int e = 0; e < 4; ++e) {
-        const float p =
-            attention_exp2(fmaf(s[j][e], scale2, -known(e >> 1, j * 8 + mma_column(lane, e)).lse2));
+        const float p = mma_exp2(fmaf(s[j][e], scale2, -lse2(j, e)));
         s[j][e] = !HIDES || (seen >> (4 * j + e) & 1u) != 0 ? p : 0.0f;
     }
 }
 template <class F>
 __device__ static __forceinline__ void bwd_probabilities(float (&s)[WGMMA_TERMS / 8][4], float scale2,
-                                                         bool all, unsigned seen, F known)
+                                                         bool all, unsigned seen, const F &lse2)
 {
     if (all)
-        bwd_exponentials<false>(s, scale2, seen, known);
+        bwd_exponentials<false>(s, scale2, seen, lse2);
     else
-        bwd_exponentials<true>(s, scale2, seen, known);
+        bwd_exponentials<true>(s, scale2, seen, lse2);
 }
 
 /* dP becomes dS = P (dP - D); 0 where `seen` has no bit: D or dP of a hidden pair may be no number. */
 template <bool HIDES, class F>
-__device__ static __forceinline__ void
-bwd_differences(float (&dp)[WGMMA_TERMS / 8][4], const float (&p)[WGMMA_TERMS / 8][4], unsigned seen, F known)
+__device__ static __forceinline__ void bwd_differences(float (&dp)[WGMMA_TERMS / 8][4],
+                                                       const float (&p)[WGMMA_TERMS / 8][4], unsigned seen,
+                                                       const F &delta)
 {
-    const int lane = (int)threadIdx.x % GPU_WARP;
     GPU_UNROLL
     for (int j = 0; j < WGMMA_TERMS / 8; ++j)
         GPU_UNROLL
     for (int e = 0; e < 4; ++e) {
-        const float ds = p[j][e] * (dp[j][e] - known(e >> 1, j * 8 + mma_column(lane, e)).delta);
+        const float ds = p[j][e] * (dp[j][e] - delta(j, e));
         dp[j][e] = !HIDES || (seen >> (4 * j + e) & 1u) != 0 ? ds : 0.0f;
     }
 }
 template <class F>
 __device__ static __forceinline__ void bwd_slopes(float (&dp)[WGMMA_TERMS / 8][4],
                                                   const float (&p)[WGMMA_TERMS / 8][4], bool all,
-                                                  unsigned seen, F known)
+                                                  unsigned seen, const F &delta)
 {
     if (all)
-        bwd_differences<false>(dp, p, seen, known);
+        bwd_differences<false>(dp, p, seen, delta);
     else
-        bwd_differences<true>(dp, p, seen, known);
+        bwd_differences<true>(dp, p, seen, delta);
 }
 
 /* c += a times a tile, 128 columns a product and 64 behind them. */
@@ -228,15 +260,18 @@ __device__ static __forceinline__ void bwd_walk(float (&of_x)[NX][4], float (&of
         }
         const bool all = tile.sight == ATTENTION_SEES_ALL;
         auto sees = [&](int h, int x) { return of_tile.sees(h, x); };
-        auto known = [&](int h, int x) { return of_tile.known(h, x); };
+        bwd_values<S, false, decltype(of_tile)> lse2(of_tile);
+        bwd_values<S, true, decltype(of_tile)> delta(of_tile);
         const unsigned seen = all ? ~0u : attention_seen_bits<WGMMA_TERMS / 8>(sees);
         const bool by_pairs = bwd_by_pairs<CHECKED_X, CHECKED_Y>(
             all, x_tile, y_tile, at.bar->unbounded[group], group, &checks);
         wgmma_wait<OF_X ? 1 : 0>(s);
-        bwd_exponentials<true>(s, scale2, seen, known);
+        lse2.read();
+        bwd_exponentials<true>(s, scale2, seen, lse2);
         if constexpr (OF_X) {
             wgmma_wait<0>(dp);
-            bwd_differences<true>(dp, s, seen, known);
+            delta.read();
+            bwd_differences<true>(dp, s, seen, delta);
             wgmma_round(ds, dp, 0);
         }
         if constexpr (OF_Y)
@@ -289,14 +324,17 @@ __device__ static __forceinline__ void bwd_walk_ahead(float (&of_x)[NX][4], floa
         const auto of_tile = tile_of(tile.n, 0);
         const bool all = tile.sight == ATTENTION_SEES_ALL;
         auto sees = [&](int h, int x) { return of_tile.sees(h, x); };
-        auto known = [&](int h, int x) { return of_tile.known(h, x); };
+        bwd_values<S, false, decltype(of_tile)> lse2(of_tile);
+        bwd_values<S, true, decltype(of_tile)> delta(of_tile);
+        lse2.read();
         const unsigned seen = all ? ~0u : attention_seen_bits<WGMMA_TERMS / 8>(sees);
         by_pairs =
             bwd_by_pairs<S::X, CHECKED_Y>(all, at.x, at.y, at.bar->unbounded[group], group, &checks);
         wgmma_wait<1>(s);
-        bwd_probabilities(s, scale2, all, seen, known);
+        bwd_probabilities(s, scale2, all, seen, lse2);
         wgmma_wait<0>(dp);
-        bwd_slopes(dp, s, all, seen, known);
+        delta.read();
+        bwd_slopes(dp, s, all, seen, delta);
         if constexpr (!S::KEEPS_Y)
             leave(&at.bar->y_empty[0]);
         wgmma_round(ds, dp, 0);
@@ -348,15 +386,18 @@ __device__ static __forceinline__ void bwd_walk_ahead(float (&of_x)[NX][4], floa
         const auto of_tile = tile_of(tile.n, x_next);
         const bool all = tile.sight == ATTENTION_SEES_ALL;
         auto sees = [&](int h, int x) { return of_tile.sees(h, x); };
-        auto known = [&](int h, int x) { return of_tile.known(h, x); };
+        bwd_values<S, false, decltype(of_tile)> lse2(of_tile);
+        bwd_values<S, true, decltype(of_tile)> delta(of_tile);
+        lse2.read();
         const unsigned seen = all ? ~0u : attention_seen_bits<WGMMA_TERMS / 8>(sees);
         by_pairs = bwd_by_pairs<S::X, CHECKED_Y>(all, x_coming, y_coming, at.bar->unbounded[group], group,
                                                  &checks);
         wgmma_wait<S::AHEAD_DP ? 2 : 1>(s);
-        bwd_probabilities(s, scale2, all, seen, known);
+        bwd_probabilities(s, scale2, all, seen, lse2);
         if constexpr (S::AHEAD_DP) {
+            delta.read();
             wgmma_wait<1>(dp);
-            bwd_slopes(dp, s, all, seen, known);
+            bwd_slopes(dp, s, all, seen, delta);
         }
         wgmma_wait<0>(of_x);
         wgmma_wait<0>(of_y);
@@ -368,7 +409,8 @@ __device__ static __forceinline__ void bwd_walk_ahead(float (&of_x)[NX][4], floa
             wgmma_fence();
             bwd_scores<DV>(dp, own_y, y_coming);
             wgmma_wait<0>(dp);
-            bwd_slopes(dp, s, all, seen, known);
+            delta.read();
+            bwd_slopes(dp, s, all, seen, delta);
         }
         if constexpr (!S::KEEPS_Y)
             leave(&at.bar->y_empty[y_next]);

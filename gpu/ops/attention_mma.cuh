@@ -9,19 +9,6 @@ enum { ATTENTION_MMA_WARPS = 4, ATTENTION_MMA_THREADS = ATTENTION_MMA_WARPS * GP
 /* Bytes of shared memory that a block may have on every device of sm_80 and later: those of sm_86. */
 enum { ATTENTION_MMA_SHARED = 99 << 10 };
 
-/* 2^x, at most 2 ulp off; 0 for what is below 2^-126.  exp2f is three instructions more, for numbers there. */
-__device__ static __forceinline__ float attention_exp2(float x)
-{
-#if ASSAY_SIM
-    const float y = exp2f(x);
-    return y < 0x1p-126f ? 0.0f : y; /* NaN as it is */
-#else
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-#endif
-}
-
 /* Widths of the tiles of a call, [d] of q and k and [dv] of v, filled up with zeros: both the larger of the two, but for heads of
  * DeepSeek's multi-latent attention (192 and 128). */
 typedef struct attention_mma_widths {
@@ -243,6 +230,7 @@ __device__ static __forceinline__ attention_query_range attention_queries_range(
                                                                                 int64_t to, int lane)
 {
     attention_query_range r = {{INT_MAX, INT_MIN}, {INT_MAX, INT_MIN}};
+    GPU_NO_UNROLL /* a warp that loads has few registers */
     for (int64_t s = from + lane; s < to; s += GPU_WARP) {
         attention_range_add(&r.first, attention_first_seen(a, s * a.batch + b));
         attention_range_add(&r.last, a.q_position[s * a.batch + b]);

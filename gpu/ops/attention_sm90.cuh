@@ -6,10 +6,10 @@
 #include "gpu/ops/attention_mma.cuh"
 #include "gpu/ops/sm90.cuh"
 
-enum { GROUPS = 2, THREADS = (1 + GROUPS) * WGMMA_THREADS, ROWS = GROUPS * WGMMA_ROWS };
+enum { MOST_GROUPS = 3 };
 enum {
     TURN_OF_GROUP = 1,
-    OWN_GROUP = TURN_OF_GROUP + GROUPS
+    OWN_GROUP = TURN_OF_GROUP + MOST_GROUPS
 }; /* named barriers, and one more for each group */
 
 /* Keys of a tile of that width. */
@@ -20,11 +20,16 @@ __host__ __device__ constexpr int attention_sm90_keys(int width)
 
 /* In numbers of bf16.  A tile of keys lies in parts of 64 columns; one of values in parts of 64 rows and 64 columns. */
 template <int D, int DV> struct shape {
+    /* Warpgroups that multiply; a third one of narrow heads hides more of what the others wait for. */
+    static constexpr int GROUPS = D == 64 ? 3 : 2, THREADS = (1 + GROUPS) * WGMMA_THREADS, ROWS = GROUPS * WGMMA_ROWS;
+    static constexpr int LOADER = D == 64 ? 32 : 40, MULTIPLIER = D == 64 ? 160 : 232; /* registers */
     static constexpr int KEYS = attention_sm90_keys(D), HALVES = KEYS / WGMMA_TERMS;
     static constexpr int STAGES = D == 64 ? 4 : 2;
     static constexpr int Q = WGMMA_ROWS * D, K = KEYS * D, V = KEYS * DV;     /* Q of a warpgroup */
     static constexpr int COLUMNS = DV < 128 ? DV : 128, PARTS = DV / COLUMNS; /* of a result */
     static constexpr int ZEROS = WGMMA_TERMS * COLUMNS;
+    static constexpr bool HAS_POSITIONS = D != 192; /* there is no room for them beside its tiles */
+    static constexpr int POSITIONS = HAS_POSITIONS ? KEYS : 1;
     static constexpr int BYTES = WGMMA_TILE_ALIGN - 16 + 2 * (GROUPS * Q + STAGES * (K + V) + ZEROS);
 };
 
@@ -34,10 +39,39 @@ typedef struct stage_tile {
     attention_sight sight;
 } stage_tile;
 
-template <int STAGES> struct stage_barriers {
-    mbarrier k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
-    stage_tile tile[STAGES];
-    int unbounded[GROUPS]; /* the last item (from 1 on) in which a warpgroup has found an infinity or NaN */
+/* What a warp finds out about tiles before, so that the warps that load have one number to read for a tile (attention_ranges_k3): of the
+ * keys of a tile [batch][tiles], and, for the backward, of the queries of one of 64. */
+typedef struct attention_ranges {
+    attention_range *keys;
+    attention_query_range *queries; /* or null */
+    int tile;                       /* keys of one */
+} attention_ranges;
+__host__ __device__ static inline int64_t attention_tiles(int64_t rows, int tile)
+{
+    return (rows + tile - 1) / tile;
+}
+cudaError_t gpu_attention_ranges(const attention_ranges &to, const attention_args &a, cudaStream_t stream);
+
+/* Which of 32 tiles from `first` on a block meets: a bit for each, and of those that it sees whole.  range_of(n): the sight of tile n. */
+typedef struct tiles_met {
+    unsigned some, whole;
+} tiles_met;
+template <class F>
+__device__ static __forceinline__ tiles_met meet_tiles(int first, int rows, int tile, int lane, F sight_of)
+{
+    const int n = first + lane;
+    const bool there = (int64_t)n * tile < rows;
+    const attention_sight sight = there ? sight_of(n) : ATTENTION_SEES_NONE;
+    const bool whole = sight == ATTENTION_SEES_ALL && (int64_t)(n + 1) * tile <= rows;
+    return {__ballot_sync(gpu_all_lanes, (int)(sight != ATTENTION_SEES_NONE)),
+            __ballot_sync(gpu_all_lanes, (int)whole)};
+}
+
+template <class S> struct stage_barriers {
+    int64_t position[S::STAGES][S::POSITIONS]; /* of keys, where the tile is not seen whole */
+    mbarrier k_full[S::STAGES], k_empty[S::STAGES], v_full[S::STAGES], v_empty[S::STAGES];
+    stage_tile tile[S::STAGES];
+    int unbounded[S::GROUPS]; /* the last item (from 1 on) in which a warpgroup has found an infinity or NaN */
 };
 
 /* Where a block is. */
@@ -45,11 +79,12 @@ typedef struct block_rows {
     int first, last, b, group, per_group;
 } block_rows;
 
-__device__ static __forceinline__ block_rows rows_of_block(const attention_args &a)
+template <int ROWS>
+__device__ static __forceinline__ block_rows rows_of_block(const attention_args &a, int number)
 {
     const int per_group = (int)(a.heads / a.groups), rows = (int)a.seq_q * per_group;
     const attention_block block =
-        attention_block_of((int)blockIdx.x, (rows + ROWS - 1) / ROWS, (int)a.batch, (int)a.groups, true);
+        attention_block_of(number, (rows + ROWS - 1) / ROWS, (int)a.batch, (int)a.groups, true);
     const int first = block.number * ROWS;
     return {first, min(first + ROWS, rows), block.b, block.plane, per_group};
 }
@@ -64,14 +99,23 @@ __device__ static __forceinline__ int64_t query_of(const attention_args &a, cons
 
 /* --- the warp that loads ---------------------------------------------------------------------------------------- */
 
+/* By the whole warp, one lane of which loads; tile.n -1: there are no more. */
 template <class S, int D, int DV>
-__device__ static __forceinline__ void load_tile(bf16 *stages, stage_barriers<S::STAGES> *bar,
-                                                 const tma_map *k, const tma_map *v, int item,
-                                                 stage_tile tile, int plane)
+__device__ static __forceinline__ void load_tile(bf16 *stages, stage_barriers<S> *bar, const tma_map *k,
+                                                 const tma_map *v, int item, stage_tile tile, int plane,
+                                                 const attention_args &a, int b, bool loads)
 {
     const int stage = item % S::STAGES, parity = item / S::STAGES % 2 ^ 1;
     bf16 *k_tile = stages + stage * (S::K + S::V), *v_tile = k_tile + S::K;
     mbarrier_wait(&bar->k_empty[stage], parity);
+    if (S::HAS_POSITIONS && tile.sight == ATTENTION_SEES_SOME)
+        for (int i = (int)threadIdx.x; i < S::KEYS; i += GPU_WARP) {
+            const int key = tile.n * S::KEYS + i;
+            bar->position[stage][i] = key < (int)a.seq_k ? a.k_position[key * a.batch + b] : 0;
+        }
+    __syncwarp();
+    if (!loads)
+        return;
     bar->tile[stage] = tile;
     if (tile.n < 0) {
         mbarrier_arrive(&bar->k_full[stage]);
@@ -92,79 +136,70 @@ __device__ static __forceinline__ void load_tile(bf16 *stages, stage_barriers<S:
 }
 
 template <class S, int D, int DV>
-__device__ static __forceinline__ void load_all(bf16 *stages, stage_barriers<S::STAGES> *bar,
-                                                const tma_map *k, const tma_map *v, const attention_args &a,
-                                                const block_rows &rows)
+__device__ static __forceinline__ void load_all(bf16 *stages, stage_barriers<S> *bar, const tma_map *k,
+                                                const tma_map *v, const attention_range *of_tiles,
+                                                const attention_args &a, const block_rows &rows)
 {
     const int lane = (int)threadIdx.x, seq_k = (int)a.seq_k, plane = rows.b * (int)a.groups + rows.group;
     const bool loads = elect_one();
     const attention_query_range sees = attention_queries_range(a, rows.b, rows.first / rows.per_group,
                                                                (rows.last - 1) / rows.per_group + 1, lane);
+    const attention_range *ranges = of_tiles + rows.b * attention_tiles(seq_k, S::KEYS);
     int item = 0;
-    for (int n = 0; n * S::KEYS < seq_k; ++n) {
-        const int end = min((n + 1) * S::KEYS, seq_k);
-        const attention_sight sight =
-            attention_sees(sees, attention_keys_range(a, rows.b, n * S::KEYS, end, lane));
-        if (sight == ATTENTION_SEES_NONE)
-            continue;
-        const bool all = sight == ATTENTION_SEES_ALL && end == (n + 1) * S::KEYS;
-        if (loads)
-            load_tile<S, D, DV>(stages, bar, k, v, item, {n, all ? ATTENTION_SEES_ALL : ATTENTION_SEES_SOME},
-                                plane);
-        ++item;
+    for (int first = 0; first * S::KEYS < seq_k; first += GPU_WARP) {
+        const tiles_met met = meet_tiles(first, seq_k, S::KEYS, lane,
+                                         [&](int n) { return attention_sees(sees, ranges[n]); });
+        for (unsigned left = met.some; left != 0; left &= left - 1) {
+            const int i = __ffs((int)left) - 1;
+            const bool whole = (met.whole >> i & 1u) != 0;
+            load_tile<S, D, DV>(stages, bar, k, v, item++,
+                                {first + i, whole ? ATTENTION_SEES_ALL : ATTENTION_SEES_SOME}, plane, a,
+                                rows.b, loads);
+        }
     }
-    if (loads)
-        load_tile<S, D, DV>(stages, bar, k, v, item, {-1, ATTENTION_SEES_NONE}, plane);
+    load_tile<S, D, DV>(stages, bar, k, v, item, {-1, ATTENTION_SEES_NONE}, plane, a, rows.b, loads);
 }
 
 /* --- the warpgroups that multiply ------------------------------------------------------------------------------- */
 
-/* The first and the last position that each of a thread's two rows, `row` and 8 below it, sees. */
+/* The first and the last position that a row sees. */
 typedef struct row_sight {
-    int64_t first[2], last[2];
-} row_sight;
-__device__ static __forceinline__ row_sight sight_of_rows(const attention_args &a, const block_rows &rows,
-                                                          int row)
-{
-    row_sight s;
-    GPU_UNROLL
-    for (int h = 0; h < 2; ++h) {
-        const int64_t token = (int64_t)((row + 8 * h) / rows.per_group) * a.batch + rows.b;
-        const bool there = row + 8 * h < rows.last;
-        s.first[h] = there ? attention_first_seen(a, token) : 0;
-        s.last[h] = there ? a.q_position[token] : -1;
+    int64_t first, last;
+    __device__ bool sees(int64_t position) const
+    {
+        return position >= first && position <= last;
     }
-    return s;
-}
-__device__ static __forceinline__ bool sees(const row_sight &s, int h, int64_t position)
+} row_sight;
+__device__ static __forceinline__ row_sight sight_of_row(const attention_args &a, const block_rows &rows,
+                                                         int row)
 {
-    return position >= s.first[h] && position <= s.last[h];
+    const int64_t token = (int64_t)(row / rows.per_group) * a.batch + rows.b;
+    const bool there = row < rows.last;
+    return {there ? attention_first_seen(a, token) : 0, there ? a.q_position[token] : -1};
 }
 
-/* Scores of keys first_key, ... that a row does not see become -inf; bit h of *any: row h has seen a key. */
-template <int NT>
+/* Scores of a tile's keys, `there` of which are there, that a row of the thread, `row` and 8 below it, does not see become -inf; bit h of
+ * *any: row h has seen a key.  position_of(x): of key x.  One row after the other, and first all bits, in a loop: registers are what is scarce. */
+template <int NT, class F>
 __device__ static __forceinline__ void hide(float (&s)[NT][4], const attention_args &a,
-                                            const block_rows &rows, int row, int first_key, unsigned *any)
+                                            const block_rows &rows, int row, F position_of, int there,
+                                            unsigned *any)
 {
-    const row_sight sight = sight_of_rows(a, rows, row);
-    unsigned seen[2] = {0, 0}; /* bit 2 j + e; first all of them, in a loop that needs few registers */
-    GPU_NO_UNROLL
-    for (int first = 0; first < 2 * NT; first += 8)
-        GPU_UNROLL
-    for (int i = first; i < first + 8; ++i) {
-        const int key = first_key + wgmma_column((int)threadIdx.x, i / 2, i % 2);
-        const bool there = key < (int)a.seq_k;
-        const int64_t position = there ? a.k_position[key * a.batch + rows.b] : 0;
-        GPU_UNROLL
-        for (int h = 0; h < 2; ++h)
-            seen[h] |= there && sees(sight, h, position) ? 1u << i : 0u;
-    }
     GPU_UNROLL
     for (int h = 0; h < 2; ++h) {
-        *any |= seen[h] != 0 ? 1u << h : 0u;
+        const row_sight sight = sight_of_row(a, rows, row + 8 * h);
+        unsigned seen = 0; /* bit 2 j + e */
+        GPU_NO_UNROLL
+        for (int first = 0; first < 2 * NT; first += 8)
+            GPU_UNROLL
+        for (int i = first; i < first + 8; ++i) {
+            const int x = wgmma_column((int)threadIdx.x, i / 2, i % 2);
+            seen |= x < there && sight.sees(position_of(x)) ? 1u << i : 0u;
+        }
+        *any |= seen != 0 ? 1u << h : 0u;
         GPU_UNROLL
         for (int i = 0; i < 2 * NT; ++i)
-            s[i / 2][2 * h + i % 2] = (seen[h] >> i & 1u) != 0 ? s[i / 2][2 * h + i % 2] : -INFINITY;
+            s[i / 2][2 * h + i % 2] = (seen >> i & 1u) != 0 ? s[i / 2][2 * h + i % 2] : -INFINITY;
     }
 }
 
@@ -189,13 +224,13 @@ __device__ static __forceinline__ void exponentials(float (&s)[NT][4], row_softm
                     larger = fmaxf(before, __fmul_rn(attention_quad_max(most), scale2));
         /* exp2(score - shift) never meets inf - inf because nothing was seen yet */
         const float shift = larger == -INFINITY ? 0.0f : larger;
-        rescale[h] = before == -INFINITY ? 1.0f : attention_exp2(before - shift);
+        rescale[h] = before == -INFINITY ? 1.0f : mma_exp2(before - shift);
         r->reference[h] = larger;
         GPU_UNROLL
         for (int j = 0; j < NT; ++j)
             GPU_UNROLL
         for (int e = 2 * h; e < 2 * h + 2; ++e) {
-            s[j][e] = attention_exp2(fmaf(s[j][e], scale2, -shift));
+            s[j][e] = mma_exp2(fmaf(s[j][e], scale2, -shift));
             added += s[j][e];
         }
         r->sum[h] = r->sum[h] * rescale[h] + added;
