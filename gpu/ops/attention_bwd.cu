@@ -329,10 +329,10 @@ static assay_status attention_bwd(const gpu_work *w)
     }
     ASSAY_TRY(gpu_check_tensor(op, "lse", lse, ASSAY_F32, ASSAY_F32));
     ASSAY_TRY(gpu_check_count(op, "lse", lse, rows));
-    ASSAY_TRY(gpu_check_workspace(
-        op, w->ctx, (w->variant == 3   ? gpu_attention_bwd_sm90_workspace
-                     : w->variant == 2 ? gpu_attention_bwd_mma_workspace
-                                       : bwd_workspace)(w->ctx, w->o)));
+    ASSAY_TRY(gpu_check_workspace(op, w->ctx,
+                                  (w->variant == 3   ? gpu_attention_bwd_sm90_workspace
+                                   : w->variant == 2 ? gpu_attention_bwd_mma_workspace
+                                                     : bwd_workspace)(w->ctx, w->o)));
     const gpu_attention_bwd_tensors t = {dq, dk, dv, dout, q, k, v, o, lse};
     if (w->variant == 3)
         return gpu_attention_bwd_sm90(w, &t, attention_args_make(d));
@@ -357,9 +357,10 @@ GPU_LADDER(attention_bwd) = {
         "BF16", "matrix units, FlashAttention-2 form: bf16, head dimensions of multiples of 8, no dropout",
         attention_bwd, gpu_attention_bwd_mma_workspace, gpu_attention_takes_mma, NULL, GPU_SM_80,
         GPU_ADAPTS("dq dk dv", GPU_TENSOR_CORE(GPU_ULP_EXP, 0), gpu_mma_arith, GPU_MMA_ARITH)),
-    GPU_RUNG_ROUNDING_P(
-        "BF16", "warpgroups and tensor maps: the calls of k2 with a query and a key or more",
-        attention_bwd, gpu_attention_bwd_sm90_workspace, gpu_attention_bwd_takes_sm90, NULL, GPU_SM_90,
-        GPU_ADAPTS("dq dk dv", GPU_TENSOR_CORE(GPU_ULP_EXP, 0), gpu_mma_arith, GPU_MMA_ARITH)),
+    GPU_RUNG_ROUNDING_P("BF16", "warpgroups and tensor maps: the calls of k2 with a query and a key or more",
+                        attention_bwd, gpu_attention_bwd_sm90_workspace, gpu_attention_bwd_takes_sm90, NULL,
+                        GPU_SM_90,
+                        GPU_ADAPTS("dq dk dv", GPU_TENSOR_CORE(GPU_ULP_EXP, 0), gpu_mma_arith,
+                                   GPU_MMA_ARITH)),
     GPU_LADDER_END,
 };

@@ -25,6 +25,8 @@ __global__ void attention_bwd_rows_k2(attention_bwd_row *of_rows, const bf16 *do
         attention_bwd_row mine = {};
         mine.first = attention_first_seen(a, token);
         mine.last = a.q_position[token];
+        mine.near_first = attention_position(mine.first);
+        mine.near_last = attention_position(mine.last);
         for (int64_t i = 0; i < a.dv; i += 8) {
             float x[8], y[8];
             gpu_load_n(x, dout + row * a.dv + i);

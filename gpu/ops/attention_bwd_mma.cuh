@@ -13,7 +13,7 @@ typedef struct attention_bwd_known {
 typedef struct attention_bwd_row {
     int64_t first, last; /* positions of the keys that it sees */
     attention_bwd_known known;
-    float unused[2];
+    int near_first, near_last; /* the same as far as an int holds them (attention_position) */
 } attention_bwd_row;
 static_assert(sizeof(attention_bwd_row) == 32, "two asynchronous copies");
 

@@ -26,7 +26,7 @@ template <class S> __device__ static __forceinline__ bwd_places<S> bwd_begin(voi
     bf16 *own_x = wgmma_tiles(shared), *own_y = own_x + S::OWNERS * S::X, *x = own_x + S::OWN,
          *y = x + S::X_STAGES * S::X, *zeros = y + S::Y_STAGES * S::Y, *end = zeros + S::ZEROS;
     if (threadIdx.x == 0) {
-        const int warps = GROUPS * WGMMA_THREADS / GPU_WARP;
+        const int warps = S::GROUPS * WGMMA_THREADS / GPU_WARP;
         mbarrier_init(&bar->own, 1);
         for (int i = 0; i < S::X_STAGES; ++i) {
             mbarrier_init(&bar->x_full[i], 1);
@@ -36,11 +36,11 @@ template <class S> __device__ static __forceinline__ bwd_places<S> bwd_begin(voi
             mbarrier_init(&bar->y_full[i], 1);
             mbarrier_init(&bar->y_empty[i], warps);
         }
-        for (int i = 0; i < 2 * GROUPS; ++i)
+        for (int i = 0; i < 2 * S::GROUPS; ++i)
             bar->unbounded[i / 2][i % 2] = 0;
         mbarrier_fence_init();
     }
-    for (int i = (int)threadIdx.x; i < S::ZEROS / 8; i += THREADS)
+    for (int i = (int)threadIdx.x; i < S::ZEROS / 8; i += S::THREADS)
         ((uint4 *)zeros)[i] = make_uint4(0, 0, 0, 0);
     proxy_fence(zeros, S::ZEROS * (int)sizeof(bf16));
     __syncthreads();
@@ -51,8 +51,7 @@ template <class S> __device__ static __forceinline__ bwd_places<S> bwd_begin(voi
  * most, and blocks that end last should be short. */
 template <class S>
 __device__ static __forceinline__ bwd_block bwd_block_of(const attention_args &a, int64_t seq,
-                                                         int planes_of_row, bool last_first,
-                                                         int number)
+                                                         int planes_of_row, bool last_first, int number)
 {
     const int blocks = ((int)seq + S::OWN_ROWS - 1) / S::OWN_ROWS, planes = (int)a.batch * planes_of_row;
     const int turn = number / planes, plane = number % planes;
@@ -67,10 +66,10 @@ __device__ static __forceinline__ bool bwd_loads(const bwd_places<S> &at, const 
                                                  F load_streamed)
 {
     if (threadIdx.x >= WGMMA_THREADS) {
-        setmaxnreg_inc<232>();
+        setmaxnreg_inc<S::MULTIPLIER>();
         return false;
     }
-    setmaxnreg_dec<40>();
+    setmaxnreg_dec<S::LOADER>();
     if (threadIdx.x >= GPU_WARP)
         return true;
     const bool loads = elect_one();
@@ -93,23 +92,22 @@ __device__ static __forceinline__ void load_keys(const bwd_places<S> &at, const 
     const attention_range *ranges = of_keys + rows.b * attention_tiles(seq_k, WGMMA_TERMS);
     int item = 0;
     for (int first = 0; first * WGMMA_TERMS < seq_k; first += GPU_WARP) {
-        const tiles_met met = meet_tiles(first, seq_k, WGMMA_TERMS, lane,
-                                         [&](int n) { return attention_sees(sees, ranges[n]); });
+        const tiles_met met = meet_tiles(first, seq_k, WGMMA_TERMS, lane, [&](int n, bool *near) {
+            *near = attention_is_near(ranges[n]);
+            return attention_sees(sees, ranges[n]);
+        });
         for (unsigned left = met.some; left != 0; left &= left - 1) {
-            const int i = __ffs((int)left) - 1, n = first + i;
-            const bool whole = (met.whole >> i & 1u) != 0;
-            load_tile<S, D, DV>(
-                at, k, v, loads, item++, {n, whole ? ATTENTION_SEES_ALL : ATTENTION_SEES_SOME}, plane,
-                [&](int stage) {
-                    for (int x = lane; x < WGMMA_TERMS && !whole; x += GPU_WARP) {
-                        const int key = n * WGMMA_TERMS + x;
-                        at.bar->position[stage * WGMMA_TERMS + x] =
-                            key < seq_k ? a.k_position[key * a.batch + rows.b] : 0;
-                    }
-                });
+            const stage_tile tile = met.tile(__ffs((int)left) - 1);
+            load_tile<S, D, DV>(at, k, v, loads, item++, tile, plane, [&](int stage) {
+                for (int x = lane; x < WGMMA_TERMS && tile.sight == ATTENTION_SEES_SOME; x += GPU_WARP) {
+                    const int key = tile.n * WGMMA_TERMS + x;
+                    at.bar->position[stage * WGMMA_TERMS + x] =
+                        key < seq_k ? a.k_position[key * a.batch + rows.b] : 0;
+                }
+            });
         }
     }
-    load_tile<S, D, DV>(at, k, v, loads, item, {-1, ATTENTION_SEES_NONE}, plane, [](int) {});
+    load_tile<S, D, DV>(at, k, v, loads, item, {-1, ATTENTION_SEES_NONE, false}, plane, [](int) {});
 }
 
 /* A tile of keys, for the two queries of a thread. */
@@ -122,6 +120,12 @@ typedef struct keys_met {
     {
         return x < there && sight[h].sees(position[x]);
     }
+    __device__ bool sees_near(int h, int x) const
+    {
+        const int key = (int)position[x];
+        return x < there && key >= attention_position(sight[h].first) &&
+               key <= attention_position(sight[h].last);
+    }
     __device__ attention_bwd_known known(int h, int) const
     {
         return mine[h];
@@ -129,7 +133,7 @@ typedef struct keys_met {
 } keys_met;
 
 template <int D, int DV>
-__global__ void __launch_bounds__(THREADS, 1)
+__global__ void __launch_bounds__((bwd_shape<D, DV, false>::THREADS), 1)
     attention_dq_k3(TMA_MAP_PARAMETER dq, TMA_MAP_PARAMETER dout, TMA_MAP_PARAMETER q, TMA_MAP_PARAMETER k,
                     TMA_MAP_PARAMETER v, const attention_bwd_row *of_rows, const attention_range *of_keys,
                     float scale2, attention_args a)
@@ -195,30 +199,30 @@ load_rows(const bwd_places<S> &at, const tma_map *q, const tma_map *dout, const 
     };
     int item = 0;
     for (int first = 0; first * WGMMA_TERMS < seq_q; first += GPU_WARP) {
-        const tiles_met met = meet_tiles(first, seq_q, WGMMA_TERMS, lane,
-                                         [&](int n) { return attention_sees(ranges[n], seen); });
+        const tiles_met met = meet_tiles(first, seq_q, WGMMA_TERMS, lane, [&](int n, bool *near) {
+            *near = attention_is_near(seen);
+            return attention_sees(ranges[n], seen);
+        });
         unsigned left = met.some;
         if (left != 0)
             read(first + __ffs((int)left) - 1, group * per_group);
         while (left != 0) {
-            const int i = __ffs((int)left) - 1, n = first + i;
-            const bool whole = (met.whole >> i & 1u) != 0;
+            const stage_tile tile = met.tile(__ffs((int)left) - 1);
             left &= left - 1;
             for (int head = group * per_group; head < (group + 1) * per_group; ++head) {
                 const bool last = head + 1 == (group + 1) * per_group;
-                load_tile<S, D, DV>(at, q, dout, loads, item++,
-                                    {n, whole ? ATTENTION_SEES_ALL : ATTENTION_SEES_SOME},
-                                    keys.b * (int)a.heads + head, [&](int stage) {
+                load_tile<S, D, DV>(at, q, dout, loads, item++, tile, keys.b * (int)a.heads + head,
+                                    [&](int stage) {
                                         GPU_UNROLL
                                         for (int r = 0; r < WGMMA_TERMS / GPU_WARP; ++r)
                                             at.rows[stage * WGMMA_TERMS + r * GPU_WARP + lane] = mine[r];
                                     });
                 if (!last || left != 0)
-                    read(last ? first + __ffs((int)left) - 1 : n, last ? group * per_group : head + 1);
+                    read(last ? first + __ffs((int)left) - 1 : tile.n, last ? group * per_group : head + 1);
             }
         }
     }
-    load_tile<S, D, DV>(at, q, dout, loads, item, {-1, ATTENTION_SEES_NONE}, 0, [](int) {});
+    load_tile<S, D, DV>(at, q, dout, loads, item, {-1, ATTENTION_SEES_NONE, false}, 0, [](int) {});
 }
 
 /* A tile of queries, for the two keys of a thread. */
@@ -234,6 +238,12 @@ typedef struct rows_met {
         const int64_t position = key < (int)a->seq_k ? a->k_position[key * a->batch + b] : 0;
         return x < there && position >= row[x].first && position <= row[x].last;
     }
+    __device__ bool sees_near(int h, int x) const
+    {
+        const int key = first + wgmma_row((int)threadIdx.x, 2 * h);
+        const int position = key < (int)a->seq_k ? (int)a->k_position[key * a->batch + b] : 0;
+        return x < there && position >= row[x].near_first && position <= row[x].near_last;
+    }
     __device__ attention_bwd_known known(int, int x) const
     {
         return row[x].known;
@@ -241,7 +251,7 @@ typedef struct rows_met {
 } rows_met;
 
 template <int D, int DV>
-__global__ void __launch_bounds__(THREADS, 1)
+__global__ void __launch_bounds__((bwd_shape<D, DV, true>::THREADS), 1)
     attention_dkdv_k3(TMA_MAP_PARAMETER dk, TMA_MAP_PARAMETER dv, TMA_MAP_PARAMETER dout, TMA_MAP_PARAMETER q,
                       TMA_MAP_PARAMETER k, TMA_MAP_PARAMETER v, const attention_bwd_row *of_rows,
                       const attention_query_range *of_queries, float scale2, attention_args a)
@@ -310,11 +320,12 @@ static cudaError_t launch(const gpu_attention_bwd_tensors *t, const attention_bw
     for (int i = 0; i < 7 && e == cudaSuccess; ++i)
         e = map_of(&map[i], of[i].t, of[i].tokens, of[i].planes, of[i].width);
     if (e == cudaSuccess)
-        e = GPU_LAUNCH((attention_dq_k3<D, DV>), dim3((unsigned)q_blocks), dim3(THREADS), q_bytes, stream,
-                       map[0], map[3], map[4], map[5], map[6], of_rows, (const attention_range *)ranges.keys, scale2, a);
+        e = GPU_LAUNCH((attention_dq_k3<D, DV>), dim3((unsigned)q_blocks), dim3(of_q::THREADS), q_bytes,
+                       stream, map[0], map[3], map[4], map[5], map[6], of_rows,
+                       (const attention_range *)ranges.keys, scale2, a);
     if (e == cudaSuccess)
-        e = GPU_LAUNCH((attention_dkdv_k3<D, DV>), dim3((unsigned)k_blocks), dim3(THREADS), k_bytes, stream,
-                       map[1], map[2], map[3], map[4], map[5], map[6], of_rows,
+        e = GPU_LAUNCH((attention_dkdv_k3<D, DV>), dim3((unsigned)k_blocks), dim3(of_k::THREADS), k_bytes,
+                       stream, map[1], map[2], map[3], map[4], map[5], map[6], of_rows,
                        (const attention_query_range *)ranges.queries, scale2, a);
     return e;
 }

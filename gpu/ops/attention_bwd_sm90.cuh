@@ -12,11 +12,11 @@
 #include "gpu/ops/attention_bwd_mma.cuh"
 #include "gpu/ops/attention_sm90.cuh"
 
-enum { GROUPS = 2, THREADS = (1 + GROUPS) * WGMMA_THREADS };
-
 /* In numbers of bf16.  A tile of 64 rows lies in parts of 64 columns: for a product its rows are the columns of a result, or its terms. */
 template <int D, int DV, bool OWNS_KEYS> struct bwd_shape {
     static constexpr bool SPLIT = OWNS_KEYS && D > 128; /* dk and dv have a warpgroup each */
+    static constexpr int GROUPS = D == 64 && !OWNS_KEYS ? 3 : 2, THREADS = (1 + GROUPS) * WGMMA_THREADS;
+    static constexpr int LOADER = GROUPS == 3 ? 32 : 40, MULTIPLIER = GROUPS == 3 ? 160 : 232; /* registers */
     static constexpr int OWNERS = SPLIT ? 1 : GROUPS, OWN_ROWS = OWNERS * WGMMA_ROWS;
     static constexpr int X = WGMMA_TERMS * D, Y = WGMMA_TERMS * DV, OWN = OWNERS * (X + Y);
     static constexpr int X_STAGES = D == 64    ? 4
@@ -27,13 +27,16 @@ template <int D, int DV, bool OWNS_KEYS> struct bwd_shape {
         OWNS_KEYS; /* a tile of y until that of x is over, for P y; else until dP is there */
     static_assert(!KEEPS_Y || X_STAGES == Y_STAGES, "they are left together");
     static constexpr bool AHEAD = D <= 128, AHEAD_DP = AHEAD && (D == 64 || !OWNS_KEYS); /* bwd_walk_ahead */
-    static constexpr int ZEROS = AHEAD ? X : 0; /* a tile of them */
+    static constexpr int ZEROS = AHEAD ? X : 0;                                          /* a tile of them */
     static constexpr int ROWS_BYTES = OWNS_KEYS ? X_STAGES * WGMMA_TERMS * (int)sizeof(attention_bwd_row)
                                                 : 0; /* what streamed rows bring */
-    static constexpr bool READS_EARLY = D == 64; /* of what is known, lse before a wait: it lies under the products */
-    static constexpr int KNOWN = OWNS_KEYS ? WGMMA_TERMS / 4 : 2; /* numbers of lse, of the thread's columns or rows */
+    static constexpr bool READS_EARLY =
+        D == 64; /* of what is known, lse before a wait: it lies under the products */
+    static constexpr int KNOWN =
+        OWNS_KEYS ? WGMMA_TERMS / 4 : 2; /* numbers of lse, of the thread's columns or rows */
     static constexpr int POSITIONS = OWNS_KEYS ? 1 : X_STAGES * WGMMA_TERMS;
-    static constexpr int BYTES = WGMMA_TILE_ALIGN - 16 + 2 * (OWN + X_STAGES * X + Y_STAGES * Y + ZEROS) + ROWS_BYTES;
+    static constexpr int BYTES =
+        WGMMA_TILE_ALIGN - 16 + 2 * (OWN + X_STAGES * X + Y_STAGES * Y + ZEROS) + ROWS_BYTES;
     static_assert(BYTES <= 226 << 10, "what sm_90 has beside the barriers");
 };
 
@@ -42,7 +45,7 @@ template <class S> struct bwd_barriers {
     mbarrier own, x_full[S::X_STAGES], empty[S::X_STAGES], y_full[S::Y_STAGES], y_empty[S::Y_STAGES];
     stage_tile tile[S::X_STAGES];
     int unbounded
-        [GROUPS]
+        [S::GROUPS]
         [2]; /* of odd and of even checks: the last one in which a warpgroup has found an infinity or NaN */
 };
 
@@ -211,6 +214,26 @@ __device__ static __forceinline__ void bwd_add(float (&c)[NT][4], const unsigned
         wgmma_multiply<true>(*(float(*)[8][4])c[NT - 8], a, tile + (NT - 8) * 8 * WGMMA_TERMS, true);
 }
 
+/* Bit 4 j + e: the thread sees that pair of the tile.  In a loop, which needs few registers, but where S has some to spare. */
+template <class S, class F> __device__ static __forceinline__ unsigned bwd_seen(const F &of_tile, bool near)
+{
+    auto sees = [&](int h, int x) { return of_tile.sees(h, x); };
+    auto sees_near = [&](int h, int x) { return of_tile.sees_near(h, x); };
+    if (!near)
+        return attention_seen_bits<WGMMA_TERMS / 8>(sees);
+    if constexpr (!S::READS_EARLY)
+        return attention_seen_bits<WGMMA_TERMS / 8>(sees_near);
+    unsigned bits = 0;
+    GPU_UNROLL
+    for (int j = 0; j < WGMMA_TERMS / 8; ++j)
+        GPU_UNROLL
+    for (int e = 0; e < 4; ++e) {
+        const int x = j * 8 + mma_column((int)threadIdx.x % GPU_WARP, e);
+        bits |= sees_near(e >> 1, x) ? 1u << (4 * j + e) : 0u;
+    }
+    return bits;
+}
+
 /* Whether a tile is added pair by pair: it hides something and holds an infinity or a NaN.  NX, NY: numbers of the tiles that are looked
  * at, by the warpgroup, which meets. */
 template <int NX, int NY>
@@ -225,13 +248,13 @@ __device__ static __forceinline__ bool bwd_by_pairs(bool all, const bf16 *x, con
 template <class S> __device__ static __forceinline__ void bwd_end(int group)
 {
     if constexpr (S::SPLIT)
-        named_barrier_sync(TURN_OF_GROUP, GROUPS * WGMMA_THREADS);
+        named_barrier_sync(TURN_OF_GROUP, S::GROUPS * WGMMA_THREADS);
     else
         named_barrier_sync(OWN_GROUP + group, WGMMA_THREADS);
 }
 
-/* A warpgroup's 64 own rows over all tiles: OF_X: of_x += dS x; OF_Y: of_y += P y.  tile_of(n, stage): what `sees(h, x)` and
- * `known(h, x)` of a tile. */
+/* A warpgroup's 64 own rows over all tiles: OF_X: of_x += dS x; OF_Y: of_y += P y.  tile_of(n, stage): what `sees(h, x)`, of a
+ * tile that is near sees_near(h, x), and `known(h, x)` of a tile. */
 template <class S, int D, int DV, bool OF_X, bool OF_Y, int NX, int NY, class F>
 __device__ static __forceinline__ void bwd_walk(float (&of_x)[NX][4], float (&of_y)[NY][4],
                                                 const bwd_places<S> &at, int group, int rows, float scale2,
@@ -262,9 +285,9 @@ __device__ static __forceinline__ void bwd_walk(float (&of_x)[NX][4], float (&of
         auto sees = [&](int h, int x) { return of_tile.sees(h, x); };
         bwd_values<S, false, decltype(of_tile)> lse2(of_tile);
         bwd_values<S, true, decltype(of_tile)> delta(of_tile);
-        const unsigned seen = all ? ~0u : attention_seen_bits<WGMMA_TERMS / 8>(sees);
-        const bool by_pairs = bwd_by_pairs<CHECKED_X, CHECKED_Y>(
-            all, x_tile, y_tile, at.bar->unbounded[group], group, &checks);
+        const unsigned seen = all ? ~0u : bwd_seen<S>(of_tile, tile.near);
+        const bool by_pairs =
+            bwd_by_pairs<CHECKED_X, CHECKED_Y>(all, x_tile, y_tile, at.bar->unbounded[group], group, &checks);
         wgmma_wait<OF_X ? 1 : 0>(s);
         lse2.read();
         bwd_exponentials<true>(s, scale2, seen, lse2);
@@ -323,13 +346,11 @@ __device__ static __forceinline__ void bwd_walk_ahead(float (&of_x)[NX][4], floa
         bwd_scores<DV>(dp, own_y, at.y);
         const auto of_tile = tile_of(tile.n, 0);
         const bool all = tile.sight == ATTENTION_SEES_ALL;
-        auto sees = [&](int h, int x) { return of_tile.sees(h, x); };
         bwd_values<S, false, decltype(of_tile)> lse2(of_tile);
         bwd_values<S, true, decltype(of_tile)> delta(of_tile);
         lse2.read();
-        const unsigned seen = all ? ~0u : attention_seen_bits<WGMMA_TERMS / 8>(sees);
-        by_pairs =
-            bwd_by_pairs<S::X, CHECKED_Y>(all, at.x, at.y, at.bar->unbounded[group], group, &checks);
+        const unsigned seen = all ? ~0u : bwd_seen<S>(of_tile, tile.near);
+        by_pairs = bwd_by_pairs<S::X, CHECKED_Y>(all, at.x, at.y, at.bar->unbounded[group], group, &checks);
         wgmma_wait<1>(s);
         bwd_probabilities(s, scale2, all, seen, lse2);
         wgmma_wait<0>(dp);
@@ -385,13 +406,12 @@ __device__ static __forceinline__ void bwd_walk_ahead(float (&of_x)[NX][4], floa
         wgmma_commit();
         const auto of_tile = tile_of(tile.n, x_next);
         const bool all = tile.sight == ATTENTION_SEES_ALL;
-        auto sees = [&](int h, int x) { return of_tile.sees(h, x); };
         bwd_values<S, false, decltype(of_tile)> lse2(of_tile);
         bwd_values<S, true, decltype(of_tile)> delta(of_tile);
         lse2.read();
-        const unsigned seen = all ? ~0u : attention_seen_bits<WGMMA_TERMS / 8>(sees);
-        by_pairs = bwd_by_pairs<S::X, CHECKED_Y>(all, x_coming, y_coming, at.bar->unbounded[group], group,
-                                                 &checks);
+        const unsigned seen = all ? ~0u : bwd_seen<S>(of_tile, tile.near);
+        by_pairs =
+            bwd_by_pairs<S::X, CHECKED_Y>(all, x_coming, y_coming, at.bar->unbounded[group], group, &checks);
         wgmma_wait<S::AHEAD_DP ? 2 : 1>(s);
         bwd_probabilities(s, scale2, all, seen, lse2);
         if constexpr (S::AHEAD_DP) {

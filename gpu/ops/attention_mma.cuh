@@ -231,7 +231,8 @@ __device__ static __forceinline__ attention_query_range attention_queries_range(
 {
     attention_query_range r = {{INT_MAX, INT_MIN}, {INT_MAX, INT_MIN}};
     GPU_NO_UNROLL /* a warp that loads has few registers */
-    for (int64_t s = from + lane; s < to; s += GPU_WARP) {
+        for (int64_t s = from + lane; s < to; s += GPU_WARP)
+    {
         attention_range_add(&r.first, attention_first_seen(a, s * a.batch + b));
         attention_range_add(&r.last, a.q_position[s * a.batch + b]);
     }

@@ -31,9 +31,9 @@ __device__ static __forceinline__ void copy_rows(bf16 *q_tile, const bf16 *q, co
 
 /* Rows of o and lse.  The warp's rows of q are where those of o are gathered, so that 16 bytes are stored at once. */
 template <class S, int DV>
-__device__ static __forceinline__ void
-put_rows(bf16 *o, float *lse, bf16 *tile, const float (&acc)[S::PARTS][S::COLUMNS / 8][4], row_softmax *r,
-         const attention_args &a, int group)
+__device__ static __forceinline__ void put_rows(bf16 *o, float *lse, bf16 *tile,
+                                                const float (&acc)[S::PARTS][S::COLUMNS / 8][4],
+                                                row_softmax *r, const attention_args &a, int group)
 {
     const block_rows rows = rows_of_block<S::ROWS>(a, mma_block_again());
     const int thread = (int)threadIdx.x, lane = thread % GPU_WARP;
@@ -98,9 +98,9 @@ __device__ static __forceinline__ void values(float (&acc)[S::PARTS][S::COLUMNS 
 
 /* The same of the keys that a row sees, pair by pair. */
 template <class S, int DV>
-__device__ static __forceinline__ void
-add_values(float (&acc)[S::PARTS][S::COLUMNS / 8][4], const unsigned (&p)[S::HALVES][4][4], bf16 *v_tile,
-           const attention_args &a, int group, int first_key)
+__device__ static __forceinline__ void add_values(float (&acc)[S::PARTS][S::COLUMNS / 8][4],
+                                                  const unsigned (&p)[S::HALVES][4][4], bf16 *v_tile,
+                                                  const attention_args &a, int group, int first_key)
 {
     const block_rows rows = rows_of_block<S::ROWS>(a, mma_block_again());
     const int row = rows.first + group * WGMMA_ROWS + wgmma_row((int)threadIdx.x, 0);
@@ -166,15 +166,19 @@ __device__ static __forceinline__ void hide_some(float (&s)[S::KEYS / 8][4], row
             return S::HAS_POSITIONS ? position[S::HAS_POSITIONS ? x : 0]
                                     : a.k_position[(tile.n * S::KEYS + x) * a.batch + rows.b];
         };
-        hide(s, a, rows, row, position_of, (int)a.seq_k - tile.n * S::KEYS, &r->any);
+        const int there = (int)a.seq_k - tile.n * S::KEYS;
+        if (tile.near)
+            hide<int>(s, a, rows, row, position_of, there, &r->any);
+        else
+            hide<int64_t>(s, a, rows, row, position_of, there, &r->any);
     }
 }
 
 /* A warpgroup's 64 rows over all tiles. */
 template <class S, int D, int DV>
 __device__ static __forceinline__ void attend(bf16 *o, float *lse, bf16 *q_tile, bf16 *stages, bf16 *zeros,
-                                              stage_barriers<S> *bar, float scale2,
-                                              const attention_args &a, int group)
+                                              stage_barriers<S> *bar, float scale2, const attention_args &a,
+                                              int group)
 {
     row_softmax soft = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}, 0};
     float acc[S::PARTS][S::COLUMNS / 8][4] = {}, s[S::KEYS / 8][4], rescale[2];
@@ -354,9 +358,9 @@ assay_status gpu_attention_fwd_sm90(const gpu_work *w, const gpu_attention_fwd_t
 {
     ASSAY_TRY(sm90_check(w->ctx, "attention_fwd"));
     ASSAY_TRY(gpu_check_workspace("attention_fwd", w->ctx, gpu_attention_sm90_workspace(w->ctx, w->o)));
-    GPU_LAUNCHED(launch_by_width(*t, (attention_range *)w->ctx->workspace, gpu_attention_scale2(w->o), a,
-                                 w->stream),
-                 "attention_fwd");
+    GPU_LAUNCHED(
+        launch_by_width(*t, (attention_range *)w->ctx->workspace, gpu_attention_scale2(w->o), a, w->stream),
+        "attention_fwd");
     return ASSAY_OK;
 }
 

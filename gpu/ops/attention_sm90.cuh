@@ -21,7 +21,8 @@ __host__ __device__ constexpr int attention_sm90_keys(int width)
 /* In numbers of bf16.  A tile of keys lies in parts of 64 columns; one of values in parts of 64 rows and 64 columns. */
 template <int D, int DV> struct shape {
     /* Warpgroups that multiply; a third one of narrow heads hides more of what the others wait for. */
-    static constexpr int GROUPS = D == 64 ? 3 : 2, THREADS = (1 + GROUPS) * WGMMA_THREADS, ROWS = GROUPS * WGMMA_ROWS;
+    static constexpr int GROUPS = D == 64 ? 3 : 2, THREADS = (1 + GROUPS) * WGMMA_THREADS,
+                         ROWS = GROUPS * WGMMA_ROWS;
     static constexpr int LOADER = D == 64 ? 32 : 40, MULTIPLIER = D == 64 ? 160 : 232; /* registers */
     static constexpr int KEYS = attention_sm90_keys(D), HALVES = KEYS / WGMMA_TERMS;
     static constexpr int STAGES = D == 64 ? 4 : 2;
@@ -33,11 +34,17 @@ template <int D, int DV> struct shape {
     static constexpr int BYTES = WGMMA_TILE_ALIGN - 16 + 2 * (GROUPS * Q + STAGES * (K + V) + ZEROS);
 };
 
-/* What is in a stage: the number of a tile, -1 behind the last, and what the block sees of it. */
+/* What is in a stage: the number of a tile, -1 behind the last, and what the block sees of it.  near: the positions of its keys lie within
+ * those of an int, so that as much of others as an int holds (attention_position) compares with them as they do. */
 typedef struct stage_tile {
     int n;
     attention_sight sight;
+    bool near;
 } stage_tile;
+__device__ static __forceinline__ bool attention_is_near(const attention_range &keys)
+{
+    return keys.least > INT_MIN && keys.most < INT_MAX;
+}
 
 /* What a warp finds out about tiles before, so that the warps that load have one number to read for a tile (attention_ranges_k3): of the
  * keys of a tile [batch][tiles], and, for the backward, of the queries of one of 64. */
@@ -52,26 +59,36 @@ __host__ __device__ static inline int64_t attention_tiles(int64_t rows, int tile
 }
 cudaError_t gpu_attention_ranges(const attention_ranges &to, const attention_args &a, cudaStream_t stream);
 
-/* Which of 32 tiles from `first` on a block meets: a bit for each, and of those that it sees whole.  range_of(n): the sight of tile n. */
+/* Which of 32 tiles from `first` on a block meets: a bit for each, those that it sees whole, and whether all their keys are near.
+ * sight_of(n, near): the sight of tile n. */
 typedef struct tiles_met {
+    int first;
     unsigned some, whole;
+    bool near;
+    __device__ stage_tile tile(int i) const
+    {
+        return {first + i, (whole >> i & 1u) != 0 ? ATTENTION_SEES_ALL : ATTENTION_SEES_SOME, near};
+    }
 } tiles_met;
 template <class F>
 __device__ static __forceinline__ tiles_met meet_tiles(int first, int rows, int tile, int lane, F sight_of)
 {
     const int n = first + lane;
     const bool there = (int64_t)n * tile < rows;
-    const attention_sight sight = there ? sight_of(n) : ATTENTION_SEES_NONE;
+    bool near = false;
+    const attention_sight sight = there ? sight_of(n, &near) : ATTENTION_SEES_NONE;
     const bool whole = sight == ATTENTION_SEES_ALL && (int64_t)(n + 1) * tile <= rows;
-    return {__ballot_sync(gpu_all_lanes, (int)(sight != ATTENTION_SEES_NONE)),
-            __ballot_sync(gpu_all_lanes, (int)whole)};
+    return {first, __ballot_sync(gpu_all_lanes, (int)(sight != ATTENTION_SEES_NONE)),
+            __ballot_sync(gpu_all_lanes, (int)whole),
+            __ballot_sync(gpu_all_lanes, (int)(there && !near)) == 0};
 }
 
 template <class S> struct stage_barriers {
     int64_t position[S::STAGES][S::POSITIONS]; /* of keys, where the tile is not seen whole */
     mbarrier k_full[S::STAGES], k_empty[S::STAGES], v_full[S::STAGES], v_empty[S::STAGES];
     stage_tile tile[S::STAGES];
-    int unbounded[S::GROUPS]; /* the last item (from 1 on) in which a warpgroup has found an infinity or NaN */
+    int unbounded
+        [S::GROUPS]; /* the last item (from 1 on) in which a warpgroup has found an infinity or NaN */
 };
 
 /* Where a block is. */
@@ -109,7 +126,9 @@ __device__ static __forceinline__ void load_tile(bf16 *stages, stage_barriers<S>
     bf16 *k_tile = stages + stage * (S::K + S::V), *v_tile = k_tile + S::K;
     mbarrier_wait(&bar->k_empty[stage], parity);
     if (S::HAS_POSITIONS && tile.sight == ATTENTION_SEES_SOME)
-        for (int i = (int)threadIdx.x; i < S::KEYS; i += GPU_WARP) {
+        GPU_NO_UNROLL /* as in attention_queries_range */
+            for (int i = (int)threadIdx.x; i < S::KEYS; i += GPU_WARP)
+        {
             const int key = tile.n * S::KEYS + i;
             bar->position[stage][i] = key < (int)a.seq_k ? a.k_position[key * a.batch + b] : 0;
         }
@@ -147,17 +166,15 @@ __device__ static __forceinline__ void load_all(bf16 *stages, stage_barriers<S> 
     const attention_range *ranges = of_tiles + rows.b * attention_tiles(seq_k, S::KEYS);
     int item = 0;
     for (int first = 0; first * S::KEYS < seq_k; first += GPU_WARP) {
-        const tiles_met met = meet_tiles(first, seq_k, S::KEYS, lane,
-                                         [&](int n) { return attention_sees(sees, ranges[n]); });
-        for (unsigned left = met.some; left != 0; left &= left - 1) {
-            const int i = __ffs((int)left) - 1;
-            const bool whole = (met.whole >> i & 1u) != 0;
-            load_tile<S, D, DV>(stages, bar, k, v, item++,
-                                {first + i, whole ? ATTENTION_SEES_ALL : ATTENTION_SEES_SOME}, plane, a,
-                                rows.b, loads);
-        }
+        const tiles_met met = meet_tiles(first, seq_k, S::KEYS, lane, [&](int n, bool *near) {
+            *near = attention_is_near(ranges[n]);
+            return attention_sees(sees, ranges[n]);
+        });
+        for (unsigned left = met.some; left != 0; left &= left - 1)
+            load_tile<S, D, DV>(stages, bar, k, v, item++, met.tile(__ffs((int)left) - 1), plane, a, rows.b,
+                                loads);
     }
-    load_tile<S, D, DV>(stages, bar, k, v, item, {-1, ATTENTION_SEES_NONE}, plane, a, rows.b, loads);
+    load_tile<S, D, DV>(stages, bar, k, v, item, {-1, ATTENTION_SEES_NONE, false}, plane, a, rows.b, loads);
 }
 
 /* --- the warpgroups that multiply ------------------------------------------------------------------------------- */
@@ -179,8 +196,8 @@ __device__ static __forceinline__ row_sight sight_of_row(const attention_args &a
 }
 
 /* Scores of a tile's keys, `there` of which are there, that a row of the thread, `row` and 8 below it, does not see become -inf; bit h of
- * *any: row h has seen a key.  position_of(x): of key x.  One row after the other, and first all bits, in a loop: registers are what is scarce. */
-template <int NT, class F>
+ * *any: row h has seen a key.  position_of(x): of key x; int: the tile is near.  One row after the other, and first all bits, in a loop: registers are what is scarce. */
+template <class P, int NT, class F>
 __device__ static __forceinline__ void hide(float (&s)[NT][4], const attention_args &a,
                                             const block_rows &rows, int row, F position_of, int there,
                                             unsigned *any)
@@ -188,13 +205,17 @@ __device__ static __forceinline__ void hide(float (&s)[NT][4], const attention_a
     GPU_UNROLL
     for (int h = 0; h < 2; ++h) {
         const row_sight sight = sight_of_row(a, rows, row + 8 * h);
+        const bool near = sizeof(P) == sizeof(int);
+        const P from = (P)(near ? attention_position(sight.first) : sight.first);
+        const P to = (P)(near ? attention_position(sight.last) : sight.last);
         unsigned seen = 0; /* bit 2 j + e */
         GPU_NO_UNROLL
         for (int first = 0; first < 2 * NT; first += 8)
             GPU_UNROLL
         for (int i = first; i < first + 8; ++i) {
             const int x = wgmma_column((int)threadIdx.x, i / 2, i % 2);
-            seen |= x < there && sight.sees(position_of(x)) ? 1u << i : 0u;
+            const P position = x < there ? (P)position_of(x) : 0;
+            seen |= x < there && position >= from && position <= to ? 1u << i : 0u;
         }
         *any |= seen != 0 ? 1u << h : 0u;
         GPU_UNROLL

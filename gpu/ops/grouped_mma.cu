@@ -160,7 +160,9 @@ template <bool B_COLUMNS, bool VECTOR>
 __global__ void __launch_bounds__(THREADS)
     grouped_rows_k2(bf16 *c, const bf16 *a, const bf16 *b, int n, int terms, grouped_rows all)
 {
-    const int across = (n + TILE - 1) / TILE; /* blocks of the same rows follow each other: few rows and experts are read at a time */
+    const int across =
+        (n + TILE - 1) /
+        TILE; /* blocks of the same rows follow each other: few rows and experts are read at a time */
     const grouped_range tile = grouped_rows_of_tile<TILE>(all, (int)blockIdx.x / across);
     const int first_column = (int)blockIdx.x % across * TILE, columns = min(TILE, n - first_column);
     bf16 *out = c + (int64_t)tile.first * n + first_column;
@@ -221,9 +223,9 @@ static cudaError_t launch_rows(const product *p, const grouped_rows &all, cudaSt
     const int64_t blocks = (int64_t)grouped_most_tiles(all, TILE) * tiles_of(p->n);
     if (blocks > INT_MAX)
         return cudaErrorInvalidValue;
-    return GPU_LAUNCH((grouped_rows_k2<B_COLUMNS, VECTOR>), dim3((unsigned)blocks), dim3(THREADS), SHARED_BYTES, stream,
-                      (bf16 *)p->c.data, (const bf16 *)p->a.data, (const bf16 *)p->b.data, (int)p->n,
-                      (int)p->k, all);
+    return GPU_LAUNCH((grouped_rows_k2<B_COLUMNS, VECTOR>), dim3((unsigned)blocks), dim3(THREADS),
+                      SHARED_BYTES, stream, (bf16 *)p->c.data, (const bf16 *)p->a.data,
+                      (const bf16 *)p->b.data, (int)p->n, (int)p->k, all);
 }
 
 template <bool VECTOR>

@@ -26,8 +26,10 @@ template <int WIDTH, int STAGES_, int BLOCKS_> struct grouped_shape {
 /* Tiles of 256 columns read a third less for the same products.  Of 128 two blocks are there, one of which writes while the other
  * multiplies: for the weight gradient, where an expert's few rows are soon multiplied and the result is long to write. */
 template <int WIDTH> struct shape_of;
-template <> struct shape_of<2 * TILE> : grouped_shape<2 * TILE, 4, 1> {};
-template <> struct shape_of<TILE> : grouped_shape<TILE, 3, 2> {};
+template <> struct shape_of<2 * TILE> : grouped_shape<2 * TILE, 4, 1> {
+};
+template <> struct shape_of<TILE> : grouped_shape<TILE, 3, 2> {
+};
 
 /* What a block multiplies: where its operands' boxes lie, and how many terms. */
 typedef struct block_of {
@@ -136,9 +138,8 @@ __device__ static __forceinline__ void run_block(const tma_map *a, const tma_map
 
 /* What a warpgroup holds of a block's elements, rounded: to rows of `stride` numbers, 16 bytes a lane. */
 template <class S>
-__device__ static __forceinline__ void put_rows(bf16 *out, int stride,
-                                                const float (&acc)[S::PARTS][TILE / 8][4], int group,
-                                                int rows, int columns)
+__device__ static __forceinline__ void
+put_rows(bf16 *out, int stride, const float (&acc)[S::PARTS][TILE / 8][4], int group, int rows, int columns)
 {
     const int thread = (int)threadIdx.x, lane = thread % GPU_WARP;
     GPU_UNROLL
@@ -181,10 +182,9 @@ __global__ void __launch_bounds__(THREADS, shape_of<WIDTH>::BLOCKS)
         return;
     }
     const block_of o = {tile.first, 0, B_COLUMNS ? 0 : first_column, first_column, tile.expert, terms};
-    run_block<S, false, B_COLUMNS>(&a, &b, o,
-                                   [&](const float(&acc)[S::PARTS][TILE / 8][4], int group) {
-                                       put_rows<S>(out, n, acc, group, tile.n, columns);
-                                   });
+    run_block<S, false, B_COLUMNS>(&a, &b, o, [&](const float(&acc)[S::PARTS][TILE / 8][4], int group) {
+        put_rows<S>(out, n, acc, group, tile.n, columns);
+    });
 }
 
 /* c [El,m,n] += (or, not to accumulate, =) a^T b over each expert's rows of a [R,m] and b [R,n]; stored: the product is rounded to
@@ -261,8 +261,8 @@ static cudaError_t launch_weight(const product *p, const grouped_rows &all, cons
     const cudaError_t allowed = allow_shared(grouped_weight_k3, shape_of<TILE>::BYTES);
     if (allowed != cudaSuccess)
         return allowed;
-    return GPU_LAUNCH(grouped_weight_k3, grid, dim3(THREADS), shape_of<TILE>::BYTES, stream, (float *)p->c.data,
-                      a, b, (int)p->m, (int)p->n, p->stored, p->accumulate, all);
+    return GPU_LAUNCH(grouped_weight_k3, grid, dim3(THREADS), shape_of<TILE>::BYTES, stream,
+                      (float *)p->c.data, a, b, (int)p->m, (int)p->n, p->stored, p->accumulate, all);
 }
 
 assay_status gpu_grouped_sm90(const gpu_work *w, const product *p)

@@ -141,11 +141,10 @@ extern "C" cudaError_t assay_sim_launch(const assay_sim_kernel *kernel, uint3 gr
         kernel->destroy(kernel->args);
         return record_error(error);
     }
-    launch_work *l =
-        new launch_work{{nullptr, kernel->func, kernel->no_barrier != 0, kernel->args, kernel->destroy,
-                         kernel->run, kernel->run_loop, grid, block, shared_bytes,
-                         shared_limit(kernel->func), kernel->cooperative != 0},
-                        kernel->name};
+    launch_work *l = new launch_work{{nullptr, kernel->func, kernel->no_barrier != 0, kernel->args,
+                                      kernel->destroy, kernel->run, kernel->run_loop, grid, block,
+                                      shared_bytes, shared_limit(kernel->func), kernel->cooperative != 0},
+                                     kernel->name};
     l->call.name = l->name.c_str();
     const assay_sim_work work = {l->call.name, launch_step, nullptr, launch_destroy, l};
     return assay_sim_enqueue(stream, &work);

@@ -132,15 +132,15 @@ void *shared_array_at(worker &w, const void *site, const char *name, size_t byte
     }
     w.static_used += up(bytes, 16);
     if (w.static_used > max_shared_default || w.static_used + w.call->shared_bytes > w.call->shared_most) {
-        assay_sim_report("shared memory",
-                         WHERE
-                         "array %s brings the block to %zu static and %zu dynamic bytes of shared memory; at "
-                         "most %zu and %zu together are possible%s",
-                         WHERE_ARGS(w, threadIdx, line), name, w.static_used, w.call->shared_bytes,
-                         max_shared_default, w.call->shared_most,
-                         w.call->shared_most < max_shared_optin
-                             ? " (more needs cudaFuncSetAttribute with cudaFuncAttributeMaxDynamicSharedMemorySize)"
-                             : "");
+        assay_sim_report(
+            "shared memory",
+            WHERE "array %s brings the block to %zu static and %zu dynamic bytes of shared memory; at "
+                  "most %zu and %zu together are possible%s",
+            WHERE_ARGS(w, threadIdx, line), name, w.static_used, w.call->shared_bytes, max_shared_default,
+            w.call->shared_most,
+            w.call->shared_most < max_shared_optin
+                ? " (more needs cudaFuncSetAttribute with cudaFuncAttributeMaxDynamicSharedMemorySize)"
+                : "");
         abandon(w);
     }
     shared_region &r = w.regions[site];
