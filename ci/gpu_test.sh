@@ -71,8 +71,8 @@ packed slices/certify-4/certificates/add-add-gpu.json; packed slices/certify-4/c
 if tar -tzf "$room/out/gpu-evidence.tar.gz" | grep -q 'certify.key$'; then broken "a secret key is in the pack"; fi
 calls 'run .*--shard 3/8' 1
 calls 'run --engine gpu --collective-timeout 30 --timeout 90' 18
-calls 'bench --engine gpu' 5
-calls 'bench --engine gpu .*-first ' 2
+calls 'bench --engine gpu' 4
+calls 'bench --engine gpu .*-first ' 1
 packed marks/matrix-8; packed summary.txt; packed libraries.txt; packed slices/exact/log.txt; packed slices/exact/report/results.jsonl
 what="a second call"; run 0
 says 'exact: done before: pass'
@@ -82,6 +82,14 @@ calls 'run --engine' 1
 what="other programs"; echo '# changed' >>"$room/build/bin/assay-gpu"; run 2 --slice exact --budget 30
 says 'exact: not started: [0-9]+ s are left'
 says '[01] of 24 slices have passed'
+
+fresh "side by side"; touch "$room/bench"; echo 2/8 >"$room/fail"
+run 1 --beside 5
+says '23 of 24 slices have passed'
+says 'matrix-2: FAIL'
+calls 'report merge' 1
+what="--beside nothing"; run 2 --beside 0
+says "expected a number of 1 or more, found '0'"
 
 fresh "a library is missing"; venv=empty; run 2; unset venv
 says 'library libnccl.so.2: MISSING'
@@ -124,12 +132,12 @@ mv "$room/hidden" "$room/stubs/compute-sanitizer"
 
 fresh "the parts wait for each other"; run 2 --slice merge
 says 'merge: not started: matrix-1 has not run'
-fresh "the budget is over before a slice"; run 2 --budget 100 --slice exact --slice local
+fresh "the budget is over before a slice"; run 2 --budget 70 --slice exact --slice local
 says 'exact: pass'
-says 'local: not started: [0-9]+ s are left, about 150 are expected'
+says 'local: not started: [0-9]+ s are left, about 80 are expected'
 silent 'local: (pass|FAIL)'
 fresh "the budget is over inside a slice"; echo operations >"$room/hang"
-sed 's/^    echo "exact 60 300/    echo "exact 1 300/' ci/gpu.sh >"$room/gpu.sh" && cp ci/gpu_libraries.sh "$room/" && chmod +x "$room/gpu.sh"
+sed 's/^    echo "exact 40 300/    echo "exact 1 300/' ci/gpu.sh >"$room/gpu.sh" && cp ci/gpu_libraries.sh "$room/" && chmod +x "$room/gpu.sh"
 mkdir -p "$room/ci" && mv "$room"/gpu*.sh "$room/ci/" && gpu=$room/ci/gpu.sh
 run 2 --budget 12 --slice exact
 says 'exact: the budget was over after [0-9]+ s: not finished'

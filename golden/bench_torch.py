@@ -73,7 +73,8 @@ class Training:
         make = transformers.AutoModelForCausalLM
         kind = dict(attn_implementation=a.attention, dtype=dtype)
         stored = any((a.model / name).exists() for name in ("model.safetensors", "model.safetensors.index.json"))
-        model = make.from_pretrained(a.model, config=config, **kind) if stored else make.from_config(config, **kind)
+        with torch.device(a.device):  # drawn there: a CPU takes minutes for a model of real size
+            model = make.from_pretrained(a.model, config=config, **kind) if stored else make.from_config(config, **kind)
         self.device = torch.device(a.device)
         self.model = model.to(self.device).train()
         self.forward = torch.compile(self.model) if mode == "compiled" else self.model
