@@ -184,17 +184,18 @@ bool probe_good(const certify_probe *p, char *why, size_t capacity)
                      (long long)(p->function[k].outside - 1), (long long)p->function[k].tried);
             return false;
         }
-    const char *what = !m->products_exact            ? "products of bf16 numbers are not exact"
-                       : !m->uniform                 ? "equal sums differ over a tile"
-                       : m->guard_bits < 1           ? "without guard bits nothing more can be told"
-                       : !m->accumulator_inside      ? "the accumulator is not aligned with the products"
-                       : m->terms == 0               ? "which products enter one sum cannot be told"
-                       : m->predicted < PROBE_RANDOM ? "random sums are not those of what was measured"
-                                                     : NULL;
+    const char *what = !m->products_exact              ? "products of bf16 numbers are not exact"
+                       : !m->uniform                   ? "equal sums differ over a tile"
+                       : m->guard_bits < 1             ? "without guard bits nothing more can be told"
+                       : !m->accumulator_inside        ? "the accumulator is not aligned with the products"
+                       : m->terms == 0                 ? "which products enter one sum cannot be told"
+                       : strcmp(m->by, "unknown") == 0 ? "what products are aligned by cannot be told"
+                       : m->predicted < PROBE_RANDOM   ? "random sums are not those of what was measured"
+                                                       : NULL;
     if (what != NULL)
         snprintf(why, capacity,
-                 "the matrix units: %s (%d terms, guard bits %d, %s, result %s; %d of %d random sums)", what,
-                 m->terms, m->guard_bits, m->alignment, m->result, m->predicted, PROBE_RANDOM);
+                 "the matrix units: %s (%d terms, guard bits %d, %s by %s, result %s; %d of %d random sums)",
+                 what, m->terms, m->guard_bits, m->alignment, m->by, m->result, m->predicted, PROBE_RANDOM);
     return what == NULL;
 }
 
@@ -240,9 +241,9 @@ json_t *probe_json(const certify_probe *p)
                                       largest, "tried", (json_int_t)f->tried, "outside",
                                       (json_int_t)f->outside));
     }
-    return json_pack("{s:{s:i, s:i, s:s, s:s, s:i}, s:o, s:I}", "matrix", "terms", m->terms, "guard_bits",
-                     m->guard_bits, "alignment", m->alignment, "result", m->result, "predicted", m->predicted,
-                     "functions", functions, "stride", (json_int_t)p->stride);
+    return json_pack("{s:{s:i, s:i, s:s, s:s, s:s, s:i}, s:o, s:I}", "matrix", "terms", m->terms,
+                     "guard_bits", m->guard_bits, "alignment", m->alignment, "by", m->by, "result", m->result,
+                     "predicted", m->predicted, "functions", functions, "stride", (json_int_t)p->stride);
 }
 
 void probe_print(const certify_probe *p, FILE *out)
@@ -250,11 +251,12 @@ void probe_print(const certify_probe *p, FILE *out)
     const certify_matrix *m = &p->matrix;
     char why[2 * PROBE_TEXT] = "", bits[32];
     snprintf(bits, sizeof bits, m->guard_bits >= PROBE_EXACT_BITS ? "at least %d" : "%d", m->guard_bits);
-    fprintf(out,
-            "matrix units, bf16: %d products enter one sum, guard bits %s, aligned %s, result %s; %d of %d "
-            "random sums "
-            "are so\n\n",
-            m->terms, bits, m->alignment, m->result, m->predicted, PROBE_RANDOM);
+    fprintf(
+        out,
+        "matrix units, bf16: %d products enter one sum, guard bits %s, aligned %s by %s, result %s; %d of %d "
+        "random sums "
+        "are so\n\n",
+        m->terms, bits, m->alignment, m->by, m->result, m->predicted, PROBE_RANDOM);
     fprintf(out, "  %-8s %12s %10s %10s  worst at\n", "function", "arguments", "largest", "documented");
     for (int k = 0; k < ASSAY_PROBE_FUNCTIONS; k++) {
         const certify_function *f = &p->function[k];

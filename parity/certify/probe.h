@@ -18,6 +18,9 @@ typedef struct certify_matrix {
     int terms; /* products that enter one sum; 0: cannot be told */
     int guard_bits; /* bits beyond the accumulator's that a sum keeps; PROBE_EXACT_BITS: more than were asked for */
     char alignment[12], result[12]; /* "truncated", "nearest", "down", "unknown" */
+    char by
+        [12]; /* the largest exponent, that all are aligned to: "value", of a product as a number, or "factors", the sum of
+                    those of its factors, one less where their mantissas' product is 2 or more; "exact", "unknown" */
     bool products_exact, accumulator_inside, uniform;
     int predicted; /* of PROBE_RANDOM random sums, those that this description gives bit for bit */
 } certify_matrix;

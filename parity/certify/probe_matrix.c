@@ -1,9 +1,11 @@
 /* How a matrix unit adds, from sums that tell: Fasi, Higham, Mikaitis & Pranesh 2021, Khattak & Mikaitis 2025 (arXiv 2512.07004).
  *
- * The largest product is 1; a second one lies below the accumulator's last bit; a third, -1, leaves what of it was kept. */
+ * The largest product is 1; a second one lies below the accumulator's last bit; a third, -1, leaves what of it was kept.  With 1.5 x 1.5,
+ * whose exponent is one more than those of its factors together, in place of 1 the same tells which of the two counts. */
 #include "parity/certify/probe.h"
 
 #include "core/base/philox.h"
+#include <limits.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,9 +18,10 @@ enum {
     AT_ALIGN_MINUS = AT_ALIGN + PROBE_EXACT_BITS + 1, /* 1 - 1.75 2^-(23+j) - 1 */
     AT_RESULT = AT_ALIGN_MINUS + PROBE_EXACT_BITS + 1,
     AT_RESULT_MINUS = AT_RESULT + 1,
-    AT_INSIDE = AT_RESULT_MINUS + 1, /* c = 1: is it aligned with the products? */
-    AT_TERMS = AT_INSIDE + 1,        /* 1, 2^-24 and -1 at place j */
-    AT_RANDOM = AT_TERMS + ASSAY_PROBE_TERMS,
+    AT_INSIDE = AT_RESULT_MINUS + 1,      /* c = 1: is it aligned with the products? */
+    AT_TERMS = AT_INSIDE + 1,             /* 1, 2^-24 and -1 at place j */
+    AT_BY = AT_TERMS + ASSAY_PROBE_TERMS, /* 2.25 + 2^-(23+j) - 2.25 */
+    AT_RANDOM = AT_BY + PROBE_EXACT_BITS + 1,
     QUESTIONS = AT_RANDOM + PROBE_RANDOM
 };
 
@@ -66,6 +69,10 @@ static void ask(assay_probe_product *q, int i)
     memset(q, 0, sizeof *q);
     if (i >= AT_RANDOM) {
         ask_random(q, i - AT_RANDOM);
+    } else if (i >= AT_BY) {
+        put(q, 0, 1.5, 1.5);
+        put(q, 1, ldexp(1.0, -23 - (i - AT_BY)), 1.0);
+        put(q, 2, -1.5, 1.5);
     } else if (i >= AT_TERMS) {
         const int j = i - AT_TERMS;
         put(q, 0, 1.0, 1.0);
@@ -142,17 +149,25 @@ static double cut(double x, double grid, const char *how)
            grid;
 }
 
+/* The exponent of a product that is not 0. */
+static int exponent(const certify_matrix *m, double a, double b)
+{
+    return strcmp(m->by, "factors") == 0 ? ilogb(a) + ilogb(b) : ilogb(a * b);
+}
+
 /* A sum as the description has it. */
 static double predict(const certify_matrix *m, const assay_probe_product *q)
 {
     double c = (double)q->c;
     for (int s = 0; s < ASSAY_PROBE_TERMS; s += m->terms) {
-        double largest = fabs(c), sum = 0.0;
+        double sum = 0.0;
+        int largest = c != 0.0 ? ilogb(c) : INT_MIN;
         for (int k = s; k < s + m->terms && k < ASSAY_PROBE_TERMS; k++)
-            largest = fmax(largest, fabs(real(q->a[k]) * real(q->b[k])));
-        if (largest == 0.0)
+            if (real(q->a[k]) * real(q->b[k]) != 0.0 && exponent(m, real(q->a[k]), real(q->b[k])) > largest)
+                largest = exponent(m, real(q->a[k]), real(q->b[k]));
+        if (largest == INT_MIN)
             continue;
-        const double grid = ldexp(1.0, ilogb(largest) - 23 - m->guard_bits);
+        const double grid = ldexp(1.0, largest - 23 - m->guard_bits);
         const bool exact = m->guard_bits >= PROBE_EXACT_BITS;
         sum = exact ? c : cut(c, grid, m->alignment);
         for (int k = s; k < s + m->terms && k < ASSAY_PROBE_TERMS; k++) {
@@ -175,6 +190,15 @@ static int count_terms(const float *results)
     return n > 2 ? n : 0;
 }
 
+/* Bits below 2^-22 that a sum keeps, less one: of the questions from `first` on. */
+static int count_kept(const float *results, int first)
+{
+    int kept = -1;
+    while (kept < PROBE_EXACT_BITS && of(results, first + kept + 1) == ldexp(0x1p-23, -(kept + 1)))
+        kept++;
+    return kept;
+}
+
 void probe_judge_matrix(const float *results, certify_matrix *out)
 {
     const double unit = 0x1p-23;
@@ -185,11 +209,14 @@ void probe_judge_matrix(const float *results, certify_matrix *out)
         for (int k = 1; k < ASSAY_PROBE_TILE; k++)
             out->uniform = out->uniform && bits_of(results[i * ASSAY_PROBE_TILE + k]) ==
                                                bits_of(results[i * ASSAY_PROBE_TILE]);
-    int kept = -1;
-    while (kept < PROBE_EXACT_BITS && of(results, AT_GUARD + kept + 1) == ldexp(unit, -(kept + 1)))
-        kept++;
+    const int kept = count_kept(results, AT_GUARD), beside = count_kept(results, AT_BY);
     out->guard_bits = kept;
     const bool exact = kept >= PROBE_EXACT_BITS;
+    snprintf(out->by, sizeof out->by, "%s",
+             exact && beside >= PROBE_EXACT_BITS - 1 ? "exact" /* 2.25 takes a bit of the double */
+             : !exact && beside == kept              ? "factors"
+             : !exact && beside == kept - 1          ? "value"
+                                                     : "unknown");
     snprintf(out->alignment, sizeof out->alignment, "%s",
              exact      ? "exact"
              : kept < 0 ? "unknown"
