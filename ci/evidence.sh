@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # How old what a GPU has shown (parity/evidence/*.json) is, relative to the engine (gpu/): a line for each file.  It judges nothing.
 #   ci/evidence.sh [--self-test | --take PACK]
-# --take writes parity/evidence/DEVICE.json from the pack of ci/gpu.sh: commit, programs, every slice's exit code and seconds, and of
-# every certificate the SHA-256.  A rehearsal is no evidence and is refused.
+# --take writes parity/evidence/DEVICE.json from the pack of ci/gpu.sh: commit, programs, every slice's exit code and seconds, what was timed
+# (median seconds of a step, tokens a second, the share of the measured peak), and of every certificate the SHA-256.  A rehearsal is no
+# evidence and is refused.
 set -euo pipefail
 self=$(readlink -f "$0")
 
@@ -30,6 +31,10 @@ report() {
 
 field() { sed -nE "s/^ *\"$1\": \"?([^\",]*)\"?,?\$/\1/p" "$2" | head -n 1; }
 
+# number KEY FILE: the first number of that key, of an object its median.
+number() { awk -v key="\"$1\":" 'index($0, key) {on = 1; sub(".*" key, "")} on && match($0, /(median": |^ *)[0-9.eE+-]+/) {
+    t = substr($0, RSTART, RLENGTH); sub(/.*: /, "", t); printf "%s", t + 0; exit}' "$2"; }
+
 # take PACK
 take() {
     local pack=$1 device file name mark comma
@@ -51,6 +56,15 @@ take() {
         comma=''
         for mark in "$room"/marks/*; do
             printf '%s\n  "%s": %s' "$comma" "${mark##*/}" "$(sed -E 's/^exit=([0-9]+) seconds=([0-9]+) .* at=(.*)$/{"exit": \1, "seconds": \2, "at": "\3"}/' "$mark")"
+            comma=,
+        done
+        printf '},\n"rates": {'
+        comma=''
+        for name in "$room"/slices/rates/*/bench.json "$room"/slices/rates/*/torch-*.json; do
+            [[ -f $name ]] || continue
+            mark=$(number model_flops_utilization "$name")
+            printf '%s\n  "%s": {"program": "%s", "s_per_step": %s, "tokens_per_s": %s%s}' "$comma" "$(sed 's,/bench.json$,,; s/\.json$//' <<<"${name#"$room"/slices/rates/}")" \
+                "$(field program "$name")" "$(number s_per_step "$name")" "$(number tokens_per_s "$name")" "${mark:+, \"utilization\": $mark}"
             comma=,
         done
         printf '},\n"certificates": {'
@@ -92,7 +106,8 @@ self_test() {
     echo 3 >gpu/a.c && commit 2026-01-12
     expect "2 commit(s) to gpu/ since, the last 10 day(s) after it"
     # a pack, and what is none
-    mkdir -p pack/marks pack/slices/doctor pack/slices/certify-1/certificates
+    mkdir -p pack/marks pack/slices/doctor pack/slices/certify-1/certificates pack/slices/rates/large
+    printf '{\n  "program": "assay 1",\n  "s_per_step": {\n    "min": 1,\n    "median": 0.25\n  },\n  "tokens_per_s": 16384,\n  "model_flops_utilization": 0.5\n}\n' >pack/slices/rates/large/bench.json
     printf '{\n  "device": "NVIDIA H200",\n  "simulated": false\n}\n' >pack/slices/doctor/engine.json
     echo "commit 0123, programs 4567, rehearsal false" >pack/summary.txt
     echo "exit=0 seconds=3 build=4567 rehearsal=false at=2026-01-01T00:00:00Z" >pack/marks/doctor
@@ -105,6 +120,7 @@ self_test() {
     says=$("$self" --here --take good.tar.gz)
     [[ $says == *"nvidia-h200.json: 1 of 2 slices passed, 1 certificates"* ]] || { echo "evidence: found '$says'" >&2; exit 1; }
     grep -q '"certify-1": {"exit": 1, "seconds": 400, "at": "2026-01-01T00:00:00Z"}' parity/evidence/nvidia-h200.json || { echo "evidence: a slice is not there" >&2; exit 1; }
+    grep -q '"large": {"program": "assay 1", "s_per_step": 0.25, "tokens_per_s": 16384, "utilization": 0.5}' parity/evidence/nvidia-h200.json || { echo "evidence: what was timed is not there" >&2; cat parity/evidence/nvidia-h200.json >&2; exit 1; }
     for pack in rehearsal simulated; do
         if says=$("$self" --here --take "$pack.tar.gz" 2>&1) || [[ $says != *"is no evidence"* ]]; then
             echo "evidence: $pack: expected a refusal, found '$says'" >&2

@@ -1,6 +1,7 @@
 /* Several neighbouring numbers at a time: accesses of 128 bits, two-dimensional grids, 32-bit indices inside a row.
  *
- *   gpu_load_n, gpu_store_n   4 or 8 numbers from an address of a multiple of their bytes, at most 16; rounded once when stored
+ *   gpu_load_n, gpu_store_n   4 or 8 numbers from an address of a multiple of their bytes, at most 16; rounded once when stored.
+ *                             gpu_store_n and gpu_write_*: to global memory alone (st.global)
  *   GPU_EACH_EIGHT            a kernel's loop over rows of a multiple of 8 columns; gpu_pieces_of is its launch
  *   gpu_eights                whether every operand of a call can be read so
  *   gpu_16_bytes              copies of bits: how many pieces of 16 bytes a row has */
@@ -25,11 +26,7 @@ template <class W> __device__ static __forceinline__ W gpu_read_words(const bf16
 }
 template <class W> __device__ static __forceinline__ void gpu_write_words(bf16 *p, W words)
 {
-#if ASSAY_SIM
-    memcpy(__builtin_assume_aligned(p, sizeof words), &words, sizeof words);
-#else
     __stwb(reinterpret_cast<W *>(p), words); /* nvcc cuts an assignment into four */
-#endif
 }
 
 template <int N> __device__ static __forceinline__ void gpu_load_n(float (&v)[N], const float *p)
@@ -74,11 +71,7 @@ template <int N> __device__ static __forceinline__ void gpu_load_n(float (&v)[N]
 
 __device__ static __forceinline__ void gpu_write_four(float *p, float4 four)
 {
-#if ASSAY_SIM
-    *reinterpret_cast<float4 *>(p) = four;
-#else
     __stwb(reinterpret_cast<float4 *>(p), four);
-#endif
 }
 template <int N> __device__ static __forceinline__ void gpu_store_n(float *p, const float (&v)[N])
 {

@@ -162,6 +162,7 @@ static void worker_run(worker &w, grid_run &g)
     w.strict = config().strict;
     w.callers = config().callers;
     w.arrays.clear();
+    assay_sim_has_shared = 0;
     faults_watch();
     race_thread();
     scheduler_bounds(w);

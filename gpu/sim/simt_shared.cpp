@@ -55,6 +55,7 @@ static void array_open(worker &w, const shared_region &r, const void *site, cons
     memory_asan_poison(at + bytes, padded - bytes);
     race_shared(at, bytes, before, padded - bytes);
     w.arrays.push_back(shared_array{site, name, at, bytes, before, padded - bytes, serial, line, r});
+    assay_sim_has_shared = assay_sim_has_shared || bytes > 0;
 }
 
 void shared_begin(worker &w)
@@ -63,6 +64,7 @@ void shared_begin(worker &w)
         w.dynamic_region = region_make(max_shared_optin);
     w.static_used = 0;
     w.arrays.clear();
+    assay_sim_has_shared = 0;
     array_open(w, w.dynamic_region, nullptr, "(dynamic)", w.call->shared_bytes, 16, 0);
 }
 
@@ -151,3 +153,19 @@ void *shared_array_at(worker &w, const void *site, const char *name, size_t byte
 }
 
 } /* namespace sim */
+
+using namespace sim;
+
+__thread int assay_sim_has_shared;
+
+void assay_sim_global_only(const void *p, const char *what, int line)
+{
+    char text[256];
+    worker &w = running_worker(what);
+    if (!shared_describe(w, p, text, sizeof text))
+        return;
+    assay_sim_report("wrong state space",
+                     WHERE "%s of %s: the instruction is one of global memory, a device refuses it",
+                     WHERE_ARGS(w, threadIdx, line), what, text);
+    abandon(w);
+}

@@ -510,6 +510,41 @@ Test(sim_misuse, static_beside_dynamic_shared_memory_that_was_asked_for)
     cr_expect(cudaDeviceSynchronize() == cudaSuccess);
 }
 
+/* st.global and ld.global of shared memory: a device refuses them, a host's memory is all one. */
+enum state_space { STORE_DYNAMIC, STORE_STATIC, LOAD_DYNAMIC };
+template <int WHAT> __global__ void wrong_space(float4 *x)
+{
+    GPU_DYNAMIC_SHARED(float4, whole);
+    GPU_SHARED(float4, one, 1);
+    if (WHAT == STORE_DYNAMIC)
+        __stwb(whole, x[0]);
+    if (WHAT == STORE_STATIC)
+        __stcs(one, x[0]);
+    one[0] = whole[0] = x[0];
+    if (WHAT == LOAD_DYNAMIC)
+        x[1] = __ldcg(whole);
+    __stwb(x + 1, one[0]); /* as it should be */
+}
+
+static void expect_space(cudaError_t launched, const char *what)
+{
+    expect_fault(launched);
+    expect_report("wrong state space: kernel", what, "");
+    cudaDeviceReset();
+}
+Test(sim_misuse, global_instructions_of_shared_memory)
+{
+    quiet();
+    expect_space(GPU_LAUNCH((wrong_space<STORE_DYNAMIC>), 1, 1, 16, nullptr, (float4 *)device(8)),
+                 "__stwb of byte 0 of shared array (dynamic)");
+    expect_space(GPU_LAUNCH((wrong_space<STORE_STATIC>), 1, 1, 16, nullptr, (float4 *)device(8)),
+                 "__stcs of byte 0 of shared array one");
+    expect_space(GPU_LAUNCH((wrong_space<LOAD_DYNAMIC>), 1, 1, 16, nullptr, (float4 *)device(8)),
+                 "__ldcg of byte 0 of shared array (dynamic)");
+    cr_expect(GPU_LAUNCH((wrong_space<-1>), 1, 1, 16, nullptr, (float4 *)device(8)) == cudaSuccess);
+    cr_expect(cudaDeviceSynchronize() == cudaSuccess);
+}
+
 /* --- functions of a whole warp ---------------------------------------------------------------------------------- */
 
 static void add_lanes(void *const *lane)

@@ -72,6 +72,9 @@ extern __thread uint3 threadIdx;
 extern __thread uint3 blockIdx;
 extern __thread uint3 blockDim;
 extern __thread uint3 gridDim;
+extern __thread int assay_sim_has_shared; /* the running block has shared memory */
+/* A report where p lies in it: `what` is an instruction of global memory. */
+void assay_sim_global_only(const void *p, const char *what, int line);
 /* Whether this processor has fused multiply-add. */
 extern const bool assay_sim_has_fma;
 

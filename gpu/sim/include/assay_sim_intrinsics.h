@@ -379,45 +379,70 @@ static inline double max(double a, float b)
 
 /* --- memory ------------------------------------------------------------------------------------------------- */
 
-template <class T> static inline T __ldg(const T *p)
+/* These instructions name the global state space (ld.global, st.global): of shared memory a device refuses them. */
+static inline __attribute__((always_inline)) void assay_sim_global(const void *p, const char *what, int line)
 {
+    if (assay_sim_has_shared)
+        assay_sim_global_only(p, what, line);
+}
+template <class T> static inline __attribute__((always_inline)) T __ldg(const T *p, int line = ASSAY_SIM_HERE)
+{
+    assay_sim_global(p, "__ldg", line);
     return *p;
 }
-template <class T> static inline T __ldca(const T *p)
+template <class T>
+static inline __attribute__((always_inline)) T __ldca(const T *p, int line = ASSAY_SIM_HERE)
 {
+    assay_sim_global(p, "__ldca", line);
     return *p;
 }
-template <class T> static inline T __ldcg(const T *p)
+template <class T>
+static inline __attribute__((always_inline)) T __ldcg(const T *p, int line = ASSAY_SIM_HERE)
 {
+    assay_sim_global(p, "__ldcg", line);
     return *p;
 }
-template <class T> static inline T __ldcs(const T *p)
+template <class T>
+static inline __attribute__((always_inline)) T __ldcs(const T *p, int line = ASSAY_SIM_HERE)
 {
+    assay_sim_global(p, "__ldcs", line);
     return *p;
 }
-template <class T> static inline T __ldlu(const T *p)
+template <class T>
+static inline __attribute__((always_inline)) T __ldlu(const T *p, int line = ASSAY_SIM_HERE)
 {
+    assay_sim_global(p, "__ldlu", line);
     return *p;
 }
-template <class T> static inline T __ldcv(const T *p)
+template <class T>
+static inline __attribute__((always_inline)) T __ldcv(const T *p, int line = ASSAY_SIM_HERE)
 {
+    assay_sim_global(p, "__ldcv", line);
     return *p;
 }
-template <class T> static inline void __stcg(T *p, T v)
+template <class T>
+static inline __attribute__((always_inline)) void __stcg(T *p, T v, int line = ASSAY_SIM_HERE)
 {
-    *p = v;
+    assay_sim_global(p, "__stcg", line);
+    memcpy(__builtin_assume_aligned(p, alignof(T)), &v, sizeof v); /* whatever type the object has */
 }
-template <class T> static inline void __stcs(T *p, T v)
+template <class T>
+static inline __attribute__((always_inline)) void __stcs(T *p, T v, int line = ASSAY_SIM_HERE)
 {
-    *p = v;
+    assay_sim_global(p, "__stcs", line);
+    memcpy(__builtin_assume_aligned(p, alignof(T)), &v, sizeof v); /* whatever type the object has */
 }
-template <class T> static inline void __stwb(T *p, T v)
+template <class T>
+static inline __attribute__((always_inline)) void __stwb(T *p, T v, int line = ASSAY_SIM_HERE)
 {
-    *p = v;
+    assay_sim_global(p, "__stwb", line);
+    memcpy(__builtin_assume_aligned(p, alignof(T)), &v, sizeof v); /* whatever type the object has */
 }
-template <class T> static inline void __stwt(T *p, T v)
+template <class T>
+static inline __attribute__((always_inline)) void __stwt(T *p, T v, int line = ASSAY_SIM_HERE)
 {
-    *p = v;
+    assay_sim_global(p, "__stwt", line);
+    memcpy(__builtin_assume_aligned(p, alignof(T)), &v, sizeof v); /* whatever type the object has */
 }
 /* What a scope tells the race checker (assay_cudasim_races); elsewhere fences and atomics of all scopes are one. */
 #if !defined(ASSAY_SIM_INSTRUMENTED) && defined(__SANITIZE_THREAD__)
