@@ -23,7 +23,7 @@ declare -A steps=(
     [dense]="--model tests/kernels/dense --seq-length 256"
     [moe]="--model tests/kernels/moe --seq-length 256"
     [moe.k1]="--model tests/kernels/moe $balanced --variant k1"
-    [moe.k3]="--model tests/kernels/moe $balanced --variant attention=k3,linear=k3"
+    [moe.k2]="--model tests/kernels/moe $balanced --variant attention=k2,linear=k2"
 )
 picked=()
 

@@ -10,8 +10,7 @@
  *       output elements lane, lane + 32, ...
  *   k2  matrix units: attention_mma.cu                                bf16 operands, tensor core
  *   k3  warpgroups and tensor maps (capability 9.0 alone):            as k2
- *       attention_sm90.cu; chosen only when asked for, until it has
- *       been measured on a device
+ *       attention_sm90.cu
  *
  * In k0 and k1, every score, the sum of exponentials and every output element is one chain in ascending order. */
 #include "gpu/ops/attention.cuh"

@@ -9,8 +9,7 @@
  *       a lane owns the output elements lane, lane + 32, ...
  *   k2  matrix units: attention_bwd_mma.cu                               bf16 operands, tensor core
  *   k3  warpgroups and tensor maps (capability 9.0 alone):               as k2
- *       attention_bwd_sm90.cu; chosen only when asked for, until it
- *       has been measured on a device
+ *       attention_bwd_sm90.cu
  *
  * D = sum dO O comes first, into the workspace.  In k0 and k1, dk and dv sum over the heads of the group, then over the
  * queries, both ascending, in one chain: no atomics. */

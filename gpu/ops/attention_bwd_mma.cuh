@@ -92,7 +92,7 @@ __device__ static __forceinline__ void attention_bwd_pairs(float (&p)[1][NT][4],
             GPU_UNROLL
         for (int e = 0; e < 4; ++e) {
             const attention_bwd_known r = row(e >> 1, j * 8 + mma_column(lane, e));
-            const float prob = mma_exp2(fmaf(p[0][j][e], scale2, -r.lse2));
+            const float prob = exp2f(fmaf(p[0][j][e], scale2, -r.lse2));
             const float slope = prob * (ds[0][j][e] - r.delta);
             p[0][j][e] = is_seen(4 * j + e) ? prob : 0.0f;
             ds[0][j][e] = is_seen(4 * j + e) ? slope : 0.0f;

@@ -1,5 +1,4 @@
-/* Attention backward by warpgroups and tensor maps, k3 (bf16, sm_90a alone).  docs/OPS.md 5.  Compiled, and run in the simulator; no
- * device has run it.
+/* Attention backward by warpgroups and tensor maps, k3 (bf16, sm_90a alone).  docs/OPS.md 5.  Seen on an H200: docs/BENCH.md.
  *
  * Without atomics, in four launches:
  *   attention_ranges_k3     positions of every tile's keys and queries (attention_sm90.cu)
@@ -16,7 +15,7 @@
  *
  * Arithmetic: as k2 (attention_bwd_mma.cu), in tiles of 64.  A tile that hides something and holds an infinity or a NaN is added pair by
  * pair, by fma in ascending order: hidden pairs have the factor 0 in a product, and 0 x inf is NaN. */
-#include "gpu/ops/attention_bwd_sm90.cuh"
+#include "gpu/ops/attention_bwd_walk.cuh"
 
 /* Shared memory and barriers of a block.  Every thread calls it; then the block is in step. */
 template <class S> __device__ static __forceinline__ bwd_places<S> bwd_begin(void)

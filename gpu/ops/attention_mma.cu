@@ -131,13 +131,13 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
                         larger = fmaxf(before, __fmul_rn(attention_quad_max(most), scale2));
             /* exp2(score - shift) never meets inf - inf because nothing was seen yet */
             const float shift = larger == -INFINITY ? 0.0f : larger;
-            const float rescale = before == -INFINITY ? 1.0f : mma_exp2(before - shift);
+            const float rescale = before == -INFINITY ? 1.0f : exp2f(before - shift);
             reference[m][h] = larger;
             GPU_UNROLL
             for (int j = 0; j < NT; ++j)
                 GPU_UNROLL
             for (int e = 2 * h; e < 2 * h + 2; ++e) {
-                p[m][j][e] = mma_exp2(fmaf(p[m][j][e], scale2, -shift));
+                p[m][j][e] = exp2f(fmaf(p[m][j][e], scale2, -shift));
                 added += p[m][j][e];
             }
             sum[m][h] = sum[m][h] * rescale + added;

@@ -1,5 +1,4 @@
-/* Attention forward by warpgroups and tensor maps, k3 (bf16, sm_90a alone).  docs/OPS.md 5.  Compiled, and run in the simulator; no
- * device has run it.
+/* Attention forward by warpgroups and tensor maps, k3 (bf16, sm_90a alone).  docs/OPS.md 5.  Seen on an H200: docs/BENCH.md.
  *
  * The form of FlashAttention-3 (Shah et al. 2024): a block takes 128 rows (query, head of the group; longest rows first), of heads up to
  * 64 wide 192.  A warp walks over the tiles of keys, passes over those that no row sees, and loads the others up to STAGES ahead; two or

@@ -1,5 +1,4 @@
-/* Grouped products by warpgroups and tensor maps, k3 (bf16, sm_90a alone).  docs/OPS.md 2.  Compiled, and run in the simulator; no device
- * has run it.
+/* Grouped products by warpgroups and tensor maps, k3 (bf16, sm_90a alone).  docs/OPS.md 2.  Seen on an H200: docs/BENCH.md.
  *
  * One launch for all experts: a block takes 128 x 256 or 128 x 128 elements of a result and walks over the terms in steps of 64.  One lane
  * loads the tiles of up to STAGES steps ahead; two warpgroups multiply, 64 rows each.  Forward and input gradient: tiles of 128 rows begin anew at
