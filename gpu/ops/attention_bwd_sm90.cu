@@ -86,8 +86,8 @@ __device__ static __forceinline__ void load_keys(const bwd_places<S> &at, const 
                                                  const bwd_block &rows, int plane, bool loads)
 {
     const int lane = (int)threadIdx.x, seq_k = (int)a.seq_k;
-    const attention_query_range sees =
-        attention_queries_range(a, rows.b, rows.first, min(rows.first + S::OWN_ROWS, (int)a.seq_q), lane);
+    const attention_query_range sees = attention_queries_range<true>(
+        a, rows.b, rows.first, min(rows.first + S::OWN_ROWS, (int)a.seq_q), lane);
     const attention_range *ranges = of_keys + rows.b * attention_tiles(seq_k, WGMMA_TERMS);
     int item = 0;
     for (int first = 0; first * WGMMA_TERMS < seq_k; first += GPU_WARP) {

@@ -224,17 +224,24 @@ __device__ static __forceinline__ void attention_range_add(attention_range *r, i
     r->most = max(r->most, p);
 }
 
-/* Of queries from ... to-1 of batch row b, by the whole warp. */
+/* Of queries from ... to-1 of batch row b, by the whole warp; FEW: which has few registers. */
+template <bool FEW = false>
 __device__ static __forceinline__ attention_query_range attention_queries_range(const attention_args &a,
                                                                                 int64_t b, int64_t from,
                                                                                 int64_t to, int lane)
 {
     attention_query_range r = {{INT_MAX, INT_MIN}, {INT_MAX, INT_MIN}};
-    GPU_NO_UNROLL /* a warp that loads has few registers */
-        for (int64_t s = from + lane; s < to; s += GPU_WARP)
-    {
+    auto add = [&](int64_t s) {
         attention_range_add(&r.first, attention_first_seen(a, s * a.batch + b));
         attention_range_add(&r.last, a.q_position[s * a.batch + b]);
+    };
+    if (FEW) {
+        GPU_NO_UNROLL
+        for (int64_t s = from + lane; s < to; s += GPU_WARP)
+            add(s);
+    } else {
+        for (int64_t s = from + lane; s < to; s += GPU_WARP)
+            add(s);
     }
     return {attention_range_join(r.first), attention_range_join(r.last)};
 }

@@ -126,7 +126,7 @@ __device__ static __forceinline__ void load_tile(bf16 *stages, stage_barriers<S>
     bf16 *k_tile = stages + stage * (S::K + S::V), *v_tile = k_tile + S::K;
     mbarrier_wait(&bar->k_empty[stage], parity);
     if (S::HAS_POSITIONS && tile.sight == ATTENTION_SEES_SOME)
-        GPU_NO_UNROLL /* as in attention_queries_range */
+        GPU_NO_UNROLL /* few registers */
             for (int i = (int)threadIdx.x; i < S::KEYS; i += GPU_WARP)
         {
             const int key = tile.n * S::KEYS + i;
@@ -161,8 +161,8 @@ __device__ static __forceinline__ void load_all(bf16 *stages, stage_barriers<S> 
 {
     const int lane = (int)threadIdx.x, seq_k = (int)a.seq_k, plane = rows.b * (int)a.groups + rows.group;
     const bool loads = elect_one();
-    const attention_query_range sees = attention_queries_range(a, rows.b, rows.first / rows.per_group,
-                                                               (rows.last - 1) / rows.per_group + 1, lane);
+    const attention_query_range sees = attention_queries_range<true>(
+        a, rows.b, rows.first / rows.per_group, (rows.last - 1) / rows.per_group + 1, lane);
     const attention_range *ranges = of_tiles + rows.b * attention_tiles(seq_k, S::KEYS);
     int item = 0;
     for (int first = 0; first * S::KEYS < seq_k; first += GPU_WARP) {
