@@ -87,8 +87,7 @@ template <class S> struct stage_barriers {
     int64_t position[S::STAGES][S::POSITIONS]; /* of keys, where the tile is not seen whole */
     mbarrier k_full[S::STAGES], k_empty[S::STAGES], v_full[S::STAGES], v_empty[S::STAGES];
     stage_tile tile[S::STAGES];
-    int unbounded
-        [S::GROUPS]; /* the last item (from 1 on) in which a warpgroup has found an infinity or NaN */
+    int unbounded[S::GROUPS]; /* the last item (from 1 on) where a warpgroup has found an infinity or NaN */
 };
 
 /* Where a block is. */
@@ -125,13 +124,14 @@ __device__ static __forceinline__ void load_tile(bf16 *stages, stage_barriers<S>
     const int stage = item % S::STAGES, parity = item / S::STAGES % 2 ^ 1;
     bf16 *k_tile = stages + stage * (S::K + S::V), *v_tile = k_tile + S::K;
     mbarrier_wait(&bar->k_empty[stage], parity);
-    if (S::HAS_POSITIONS && tile.sight == ATTENTION_SEES_SOME)
-        GPU_NO_UNROLL /* few registers */
-            for (int i = (int)threadIdx.x; i < S::KEYS; i += GPU_WARP)
-        {
+    if (S::HAS_POSITIONS && tile.sight == ATTENTION_SEES_SOME) {
+        /* the warp has few registers */
+        GPU_NO_UNROLL
+        for (int i = (int)threadIdx.x; i < S::KEYS; i += GPU_WARP) {
             const int key = tile.n * S::KEYS + i;
             bar->position[stage][i] = key < (int)a.seq_k ? a.k_position[key * a.batch + b] : 0;
         }
+    }
     __syncwarp();
     if (!loads)
         return;

@@ -2,8 +2,9 @@
  *
  * One launch for all experts: a block takes 64 x 64 elements of a result, whose four warps take 32 x 32 each, and walks over the
  * terms in steps of 64, whose tiles are copied two steps ahead.  Forward and input gradient: tiles of 64 rows begin anew at every
- * expert, so that a tile has the weights of one.  Weight gradient: the terms
- * are an expert's rows; without rows there is nothing to add, or zeros to write.
+ * expert, so that a tile has the weights of one; blocks that follow each other have columns of the same rows, so that few rows and
+ * experts are read at a time.  Weight gradient: the terms are an expert's rows; without rows there is nothing to add, or zeros to
+ * write.
  *
  * The counts lie in device memory: every block looks for its tile in them by prefix sums of 32 experts at a time.  The host knows
  * how many rows there are and launches as many tiles as they can need, rows / 64 + experts; what is not needed leaves.
@@ -160,9 +161,7 @@ template <bool B_COLUMNS, bool VECTOR>
 __global__ void __launch_bounds__(THREADS)
     grouped_rows_k2(bf16 *c, const bf16 *a, const bf16 *b, int n, int terms, grouped_rows all)
 {
-    const int across =
-        (n + TILE - 1) /
-        TILE; /* blocks of the same rows follow each other: few rows and experts are read at a time */
+    const int across = (n + TILE - 1) / TILE;
     const grouped_range tile = grouped_rows_of_tile<TILE>(all, (int)blockIdx.x / across);
     const int first_column = (int)blockIdx.x % across * TILE, columns = min(TILE, n - first_column);
     bf16 *out = c + (int64_t)tile.first * n + first_column;
