@@ -102,10 +102,12 @@ judged() {
     note "$code"
     return "$code"
 }
-request() { # every operation, its inputs and attributes, in the form that `assay-gpu ops` executes
-    ready=$here/report/work/operations/request-fp32-1
-    [[ -d $ready ]] || judged report --case operations --layout 1 --precision fp32 --variant fastest --keep --jobs 1 || true
-    [[ -d $ready ]] || { cannot "no request was written at $ready"; return 1; }
+requests() { # every operation, its inputs and attributes, in the form that `assay-gpu ops` executes: of fp32 and of bf16
+    local precision
+    judged report --case operations --layout 1 --variant fastest --keep --jobs 2 || true
+    for precision in fp32 bf16; do
+        [[ -d $here/report/work/operations/request-$precision-1 ]] || { cannot "no request was written at $here/report/work/operations/request-$precision-1"; return 1; }
+    done
 }
 slice_doctor() {
     local code=0
@@ -166,21 +168,31 @@ slice_certify() {
     "$assay" certify --engine gpu --operation all --variant "$variant" --seeds 1 --key "$key" --out "$here/certificates" || code=$?
     note "$code"
 }
-slice_sanitizer() {
-    local tool=$1 program variant code
+slice_sanitizer() { # four programs beside each other: both precisions, fastest and plain kernels
+    local tool=$1 program precision variant code name
+    local -A job=()
     program=$(gpu_find_sanitizer) || { cannot "compute-sanitizer is not on PATH, not below /usr/local/cuda*, in no Python package"; return; }
-    request || return
-    for variant in '' k0; do
+    requests || return
+    for precision in fp32 bf16; do
+        for variant in '' k0; do
+            name=$precision${variant:+-$variant}
+            rm -rf "$here/answer-$name"
+            echo "+ $program --tool $tool assay-gpu ops${variant:+ --variant $variant} of $precision"
+            # NCCL asks for kernels that its build lacks: errors of calls are looked at by the engine, not here
+            "$program" --tool "$tool" --report-api-errors no --error-exitcode 9 --print-limit 100 "$engine" ops \
+                --request="$here/report/work/operations/request-$precision-1" --out="$here/answer-$name" \
+                ${variant:+--variant="$variant"} >"$here/$name.log" 2>&1 &
+            job[$name]=$!
+        done
+    done
+    for name in "${!job[@]}"; do
         code=0
-        rm -rf "$here/answer"
-        echo "+ $program --tool $tool assay-gpu ops${variant:+ --variant $variant}"
-        # NCCL asks for kernels that its build lacks: errors of calls are looked at by the engine, not here
-        "$program" --tool "$tool" --report-api-errors no --error-exitcode 9 --print-limit 100 "$engine" ops --request="$ready" --out="$here/answer" \
-            ${variant:+--variant="$variant"} || code=$?
+        wait "${job[$name]}" || code=$?
+        tail -n 20 "$here/$name.log"
         case $code in
         0) ;;
-        9) echo "FAIL: $tool found errors"; note 1 ;;
-        *) cannot "$tool: exit code $code" ;;
+        9) echo "FAIL: $tool found errors in $name"; note 1 ;;
+        *) cannot "$tool of $name: exit code $code" ;;
         esac
     done
 }
@@ -319,7 +331,7 @@ pack_up() {
             cp "$file" "$target"
         fi
     done < <(find "$out/slices" -type f \( -name log.txt -o -name '*.log' -o -name results.jsonl -o -name facts.json -o -name engine.json \
-        -o -name bench.json -o -name 'torch-*.json' -o -name probe.json -o -name '*.key.pub' -o -path '*/certificates/*.json' \) -not -path '*/request-*/*' -not -path '*/answer/*')
+        -o -name bench.json -o -name 'torch-*.json' -o -name probe.json -o -name '*.key.pub' -o -path '*/certificates/*.json' \) -not -path '*/request-*/*' -not -path '*/answer-*/*')
     tar -czf "$to/$pack.tmp" -C "$out/pack" . || { say "could not pack $to/$pack"; return 1; }
     mv "$to/$pack.tmp" "$to/$pack" || return 1
     rm -rf "$out/pack"

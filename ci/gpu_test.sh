@@ -25,7 +25,7 @@ while ((\$#)); do case \$1 in
 [[ \$words == *" keygen "* ]] && { echo public >\$key.pub; exit 0; }
 [[ \$words == *" certify "* ]] && { mkdir -p "\$certificates"; echo '{"certificate":{}}' >"\$certificates/add-add-gpu.json"; }
 [[ -n \${report:-} ]] || report=$room/no-report
-mkdir -p "\$report/work/operations/request-fp32-1"
+mkdir -p "\$report/work/operations/request-fp32-1" "\$report/work/operations/request-bf16-1"
 echo '{"verdict":"pass"}' >"\$report/results.jsonl"
 [[ -e $room/fail && \$words == *" \$(cat $room/fail) "* ]] && { echo "1 passed, 1 failed, 0 skipped"; exit 1; }
 [[ -e $room/skip && \$words == *" \$(cat $room/skip) "* ]] && { echo "1 passed, 0 failed, 1 skipped"; exit 2; }
