@@ -105,11 +105,11 @@ static void load_of_warp(void *const *lane)
     }
 }
 
-float matrix_step(float c, const double *product, int k, double exact)
+float matrix_step(float c, const double *product, const double *size, int k, double exact)
 {
     if (!config().matrix_truncates)
         return static_cast<float>(exact);
-    return truncated_sum(c, product, k);
+    return truncated_sum(c, product, size, k);
 }
 
 static double widened(uint16_t bits)

@@ -5,8 +5,8 @@
 namespace sim
 {
 
-/* c and k products, by the model that is configured; exact: their sum in double. */
-float matrix_step(float c, const double *product, int k, double exact);
+/* c and k products, by the model that is configured; size: of each the product of its factors' power_below; exact: their sum in double. */
+float matrix_step(float c, const double *product, const double *size, int k, double exact);
 
 /* The row and the column of register r of a lane's 16 x 8 result. */
 static inline int result_row(int lane, int r)
@@ -31,8 +31,10 @@ struct tiles {
 tiles &matrix_tiles();
 /* c [rows][columns] += a [rows][k] b [k][columns], k ascending in steps of 16, by the model that is configured.  b: t.b, or another's. */
 void matrix_multiply(tiles &t, const matrix_row *b, int rows, int columns, int k);
-/* c + the sum of k products under the truncating model. */
-float truncated_sum(float c, const double *product, int k);
+/* c + the sum of k products under the truncating model; size as in matrix_step. */
+float truncated_sum(float c, const double *product, const double *size, int k);
+/* The power of two at or below |x|, with its sign; 0, infinities (of NaN, too). */
+double power_below(double x);
 
 } /* namespace sim */
 

@@ -52,7 +52,9 @@ static inline __attribute__((always_inline)) void multiply_exact(tiles &t, const
 /* --- the truncating model -------------------------------------------------------------------------------------- */
 
 /* As published: the terms of a step and the sum are cut to the grid of the largest of them, which has guard_bits more than the
- * accumulator, and the new sum is cut to fp32.  Exponents are read from the bits, and columns of a row taken together, for vectors. */
+ * accumulator, and the new sum is cut to fp32.  Exponents are read from the bits, and columns of a row taken together, for vectors.
+ * Which term is the largest: the largest product (value), or the one whose factors' exponents have the largest sum, whose product may be
+ * twice as large (factors). */
 
 constexpr int bias = 1023, fraction_bits = 52;
 constexpr double largest_float = 3.4028234663852886e38;
@@ -73,10 +75,21 @@ static inline __attribute__((always_inline)) double power_of_two(int64_t exponen
     return x;
 }
 
-/* c [WIDTH] += the sums of product [terms][WIDTH] over its rows: one step of the model for each column. */
+double power_below(double x)
+{
+    uint64_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    bits &= ~((uint64_t{1} << fraction_bits) - 1);
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+/* c [WIDTH] += the sums of product [terms][WIDTH] over its rows: one step of the model for each column.  size: numbers of the exponents
+ * that count; product itself, or products of the factors' powers of two. */
 template <int WIDTH>
 static inline __attribute__((always_inline)) void truncated_step(float *c, const double (*product)[WIDTH],
-                                                                 int terms, int guard_bits)
+                                                                 const double (*size)[WIDTH], int terms,
+                                                                 int guard_bits)
 {
     double largest[WIDTH], plain[WIDTH], sum[WIDTH];
     for (int y = 0; y < WIDTH; ++y) {
@@ -85,7 +98,7 @@ static inline __attribute__((always_inline)) void truncated_step(float *c, const
     }
     for (int k = 0; k < terms; ++k) {
         for (int y = 0; y < WIDTH; ++y) {
-            largest[y] = fabs(product[k][y]) > largest[y] ? fabs(product[k][y]) : largest[y];
+            largest[y] = fabs(size[k][y]) > largest[y] ? fabs(size[k][y]) : largest[y];
             plain[y] += product[k][y];
         }
     }
@@ -108,15 +121,17 @@ static inline __attribute__((always_inline)) void truncated_step(float *c, const
     }
 }
 
-float truncated_sum(float c, const double *product, int k)
+float truncated_sum(float c, const double *product, const double *size, int k)
 {
     const int terms = config().matrix_terms;
-    double column[16][1];
+    double column[16][1], sizes[16][1];
     for (int x = 0; x < k; x += terms) {
         const int n = k - x < terms ? k - x : terms;
-        for (int y = 0; y < n; ++y)
+        for (int y = 0; y < n; ++y) {
             column[y][0] = product[x + y];
-        truncated_step<1>(&c, column, n, config().matrix_guard_bits);
+            sizes[y][0] = config().matrix_by_factors ? size[x + y] : product[x + y];
+        }
+        truncated_step<1>(&c, column, sizes, n, config().matrix_guard_bits);
     }
     return c;
 }
@@ -126,14 +141,18 @@ static inline __attribute__((always_inline)) void multiply_truncated(tiles &t, c
                                                                      int columns, int k)
 {
     const int terms = config().matrix_terms, guard = config().matrix_guard_bits;
-    double product[16][WIDTH];
+    const bool by_factors = config().matrix_by_factors;
+    double product[16][WIDTH], size[16][WIDTH];
     for (int i = 0; i < rows; ++i) {
         for (int j = 0; j < columns; j += WIDTH) {
             for (int s = 0; s < k; s += terms) {
                 for (int x = 0; x < terms; ++x)
                     for (int y = 0; y < WIDTH; ++y)
                         product[x][y] = t.a[i][s + x] * b[s + x][j + y];
-                truncated_step<WIDTH>(&t.c[i][j], product, terms, guard);
+                for (int x = 0; by_factors && x < terms; ++x)
+                    for (int y = 0; y < WIDTH; ++y)
+                        size[x][y] = power_below(t.a[i][s + x]) * power_below(b[s + x][j + y]);
+                truncated_step<WIDTH>(&t.c[i][j], product, by_factors ? size : product, terms, guard);
             }
         }
     }

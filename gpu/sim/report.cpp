@@ -102,6 +102,12 @@ static settings from_environment()
     s.matrix_truncates = env_number("ASSAY_SIM_MATRIX_TRUNCATES", 0, 0, 1) != 0;
     s.matrix_terms = static_cast<int>(env_number("ASSAY_SIM_MATRIX_TERMS", 16, 1, 16));
     s.matrix_guard_bits = static_cast<int>(env_number("ASSAY_SIM_MATRIX_GUARD_BITS", 2, 0, 24));
+    const char *by = getenv("ASSAY_SIM_MATRIX_BY");
+    s.matrix_by_factors = by != nullptr && strcmp(by, "factors") == 0;
+    if (by != nullptr && *by != '\0' && !s.matrix_by_factors && strcmp(by, "value") != 0) {
+        fprintf(stderr, "assay-sim: fatal: ASSAY_SIM_MATRIX_BY=%s: expected value or factors\n", by);
+        exit(2);
+    }
     if (16 % s.matrix_terms != 0) {
         fprintf(stderr, "assay-sim: fatal: ASSAY_SIM_MATRIX_TERMS=%d: expected 1, 2, 4, 8 or 16\n",
                 s.matrix_terms);

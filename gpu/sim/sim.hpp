@@ -52,6 +52,7 @@ struct settings {
     double nccl_timeout_s;
     bool tf32;
     int matrix_terms, matrix_guard_bits; /* of that model */
+    bool matrix_by_factors;              /* and what counts for an exponent there */
     bool matrix_truncates;               /* tile products as the published model of tensor cores has them */
     bool fma;                            /* the CPU has AVX2 and FMA, and may use them */
     int target;                          /* assay_sim_target() */
@@ -141,7 +142,7 @@ struct kernel_call {
     uint3 grid, block;
     size_t shared_bytes; /* dynamic */
     size_t shared_most;  /* static and dynamic together */
-    bool cooperative; /* every block has a thread of the operating system of its own */
+    bool cooperative;    /* every block has a thread of the operating system of its own */
 };
 
 constexpr unsigned max_block_threads = 1024;

@@ -261,11 +261,14 @@ void product_of_warp(void *const *lane)
     for (unsigned l = 0; l < lanes; ++l) {
         const assay_sim_wmma_product &o = of_lane<assay_sim_wmma_product>(lane, l);
         each_index(o.d, true, l, [&](int at, int e) {
-            double product[most_k];
-            for (int x = 0; truncates && x < k; ++x)
-                product[x] = f.a[at / n * k + x] * f.b[x * n + at % n];
+            double product[most_k], size[most_k];
+            for (int x = 0; truncates && x < k; ++x) {
+                const double a = f.a[at / n * k + x], b = f.b[x * n + at % n];
+                product[x] = a * b;
+                size[x] = power_below(a) * power_below(b);
+            }
             const float single =
-                fused || whole ? 0.0f : matrix_step(static_cast<float>(f.c[at]), product, k, f.d[at]);
+                fused || whole ? 0.0f : matrix_step(static_cast<float>(f.c[at]), product, size, k, f.d[at]);
             put(o.d, e, f.d[at], single, o.saturate != 0);
         });
     }

@@ -36,6 +36,25 @@ Test(certify_probe, known_answers)
         cr_expect(strstr(r.out, words) != NULL, "%s in\n%s", words, r.out);
         cli_free(&r);
     }
+    model("16", "2");
+    setenv("ASSAY_SIM_MATRIX_BY", "factors", 1);
+    r = cli_run("probe --engine sim --stride 1000003 --json found.json");
+    cli_expect_success(&r, "aligned by factors");
+    cr_expect(strstr(r.out, "16 products enter one sum, guard bits 2, aligned truncated by factors, result "
+                            "truncated; 64 of 64"),
+              "%s", r.out);
+    cli_free(&r);
+    setenv("ASSAY_SIM_MATRIX_BY", "both", 1);
+    r = cli_run("probe --engine sim --stride 1000003");
+    cr_expect(r.code != 0 &&
+                  (strstr(r.err, "expected value or factors") || strstr(r.out, "expected value or factors")),
+              "%s%s", r.out, r.err);
+    cli_free(&r);
+    unsetenv("ASSAY_SIM_MATRIX_BY");
+    model("4", "3");
+    r = cli_run("probe --engine sim --stride 1000003 --json found.json");
+    cli_expect_success(&r, "the last of the rows again");
+    cli_free(&r);
     char *json = cli_read(cli_file("found.json"));
     cr_expect(strstr(json, "\"guard_bits\": 3") != NULL, "%s", json);
     free(json);
