@@ -90,19 +90,21 @@ Test(certify_probe, certificate)
     cli_expect_success(&r, "keygen");
     cli_free(&r);
     model("8", "2");
-    r = cli_run("certify --seeds 1 --engine sim --operation attention_fwd --out certs");
+    r = cli_run("certify --seeds 1 --engine sim --operation grouped_linear_fwd --out certs");
     cr_expect(r.code == 1 && certify_failed(&r, "probe") &&
                   strstr(r.out, "have 8 terms and guard bits 2") != NULL,
               "%s%s", r.out, r.err);
-    cr_expect(!cli_exists(cli_file("certs/attention_fwd-attention_fwd-sim.json")));
+    cr_expect(!cli_exists(cli_file("certs/grouped_linear_fwd-grouped_linear_fwd-sim.json")));
     cli_free(&r);
     model("16", "2");
-    r = cli_run("certify --seeds 1 --engine sim --operation attention_fwd --out certs");
+    r = cli_run("certify --seeds 1 --engine sim --operation grouped_linear_fwd --out certs");
     cli_expect_success(&r, "the declared class");
     cr_expect(certify_passed(&r, "probe"), "%s", r.out);
     cli_free(&r);
-    char *text = cli_read(cli_file("certs/attention_fwd-attention_fwd-sim.json"));
-    cr_expect(strstr(text, "\"matrix\":{\"alignment\":\"truncated\",\"guard_bits\":2") != NULL, "%s", text);
+    char *text = cli_read(cli_file("certs/grouped_linear_fwd-grouped_linear_fwd-sim.json"));
+    cr_expect(strstr(text, "\"matrix\":{\"alignment\":\"truncated\",\"by\":\"value\",\"guard_bits\":2") !=
+                  NULL,
+              "%s", text);
     free(text);
 }
 
