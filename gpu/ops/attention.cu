@@ -277,7 +277,8 @@ GPU_LADDER(attention_fwd) = {
                    "32 keys a tile for head dimensions up to 32 and above 96; " GPU_MMA_ARITH)),
     GPU_RUNG_ROUNDING_P(
         "BF16", "warpgroups and tensor maps, FlashAttention-3 form: the calls of k2 with a key or more",
-        attention_fwd, gpu_attention_sm90_workspace, gpu_attention_takes_sm90, NULL, GPU_SM_90,
+        attention_fwd, gpu_attention_sm90_workspace, gpu_attention_takes_sm90, gpu_attention_sm90_pays,
+        GPU_SM_90,
         GPU_ADAPTS("o lse", GPU_TENSOR_CORE(GPU_ULP_EXP, 128), gpu_attention_sm90_arith,
                    "64 keys a tile where heads are wider than 192, or values than 128 and "
                    "either than 128; " GPU_MMA_ARITH)),

@@ -184,6 +184,8 @@ assay_status gpu_attention_fwd_sm90(const gpu_work *w, const gpu_attention_fwd_t
                                     const attention_args &a);
 size_t gpu_attention_sm90_workspace(const gpu_ctx *ctx, const gpu_operands *o);
 bool gpu_attention_takes_sm90(const gpu_ctx *ctx, const gpu_operands *o);
+/* Whether a block of k3, forward or backward, has rows and keys for a whole tile; below that k2's smaller ones do. */
+bool gpu_attention_sm90_pays(const gpu_operands *o);
 void gpu_attention_sm90_arith(assay_arith *a, const gpu_ctx *ctx, const gpu_operands *o);
 
 /* The backward on matrix units takes the same calls; defined in attention_bwd_mma.cu. */

@@ -368,6 +368,13 @@ bool gpu_attention_takes_sm90(const gpu_ctx *ctx, const gpu_operands *o)
     return sm90_has_code(ctx) && gpu_attention_takes_mma(ctx, o) && gpu_operand_int(o, "seq_k") > 0;
 }
 
+bool gpu_attention_sm90_pays(const gpu_operands *o)
+{
+    const attention_desc d = attention_desc_of(o);
+    const int64_t whole = 2 * WGMMA_ROWS;
+    return d.seq_q * (d.heads / d.groups) >= whole && d.seq_k >= whole;
+}
+
 void gpu_attention_sm90_arith(assay_arith *a, const gpu_ctx *ctx, const gpu_operands *o)
 {
     a->tile = attention_sm90_keys(

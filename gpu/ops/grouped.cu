@@ -298,6 +298,16 @@ template <product_maker MAKE> static bool sm90_accepts(const gpu_ctx *ctx, const
     assay_error_clear();
     return false;
 }
+/* Whether there are rows and columns for a tile of k3; below that k2's of half the size do. */
+template <product_maker MAKE> static bool sm90_pays(const gpu_operands *o)
+{
+    const int64_t tile = 128;
+    product p;
+    if (MAKE(o, &p) == ASSAY_OK)
+        return gpu_tensor_row_count(p.a) >= tile && p.n >= tile && (!p.a_is_km || p.m >= tile);
+    assay_error_clear();
+    return false;
+}
 static void at_once_arith(assay_arith *a, const gpu_ctx *ctx, const gpu_operands *o)
 {
     const gpu_tensor x = gpu_operand(o, "x");
@@ -321,7 +331,7 @@ static void at_once_arith(assay_arith *a, const gpu_ctx *ctx, const gpu_operands
                     all_at_once<op##_product>, NULL, at_once_accepts<op##_product>, NULL, GPU_SM_80,         \
                     GPU_ADAPTS(output, GPU_TENSOR_CORE(0, 0), at_once_arith, AT_ONCE_ARITH)),                \
         GPU_RUNG_IF("warpgroups and tensor maps, all experts in one launch", all_sm90<op##_product>, NULL,   \
-                    sm90_accepts<op##_product>, NULL, GPU_SM_90,                                             \
+                    sm90_accepts<op##_product>, sm90_pays<op##_product>, GPU_SM_90,                          \
                     GPU_ADAPTS(output, GPU_TENSOR_CORE(0, 0), gpu_mma_arith, GPU_MMA_ARITH)),                \
         GPU_LADDER_END}
 GROUPED_LADDER(grouped_linear_fwd, "y");

@@ -57,7 +57,8 @@ Test(gpu_grouped_sm90, other_calls_go_to_lower_rungs)
     gpu_ctx ctx;
     open_ctx(&ctx);
     for (int k = 0; k < N_LAWS; ++k) {
-        cr_expect_eq(rung_of(&ctx, &laws[k], ASSAY_BF16, sizes[0].d), 3, "%s: the fastest", laws[k].op);
+        cr_expect_eq(rung_of(&ctx, &laws[k], ASSAY_BF16, sizes[6].d), 3, "%s: the fastest", laws[k].op);
+        cr_expect_eq(rung_of(&ctx, &laws[k], ASSAY_BF16, sizes[3].d), 2, "%s: no tile is whole", laws[k].op);
         set_variants(&ctx, "linear=k3");
         cr_expect_eq(rung_of(&ctx, &laws[k], ASSAY_F32, sizes[0].d), 2, "%s: tiles of fma", laws[k].op);
         cr_expect_eq(rung_of(&ctx, &laws[k], ASSAY_BF16, odd), 2, "%s: one number at a time", laws[k].op);
