@@ -1,8 +1,8 @@
-/* The walk of a warpgroup over the tiles of attention backward k3 (attention_bwd_sm90.cuh has what it is made of). */
+/* The walk of a warpgroup over the tiles of attention backward k3 (attention_bwd_parts.cuh has what it is made of). */
 #ifndef GPU_OPS_ATTENTION_BWD_WALK_CUH
 #define GPU_OPS_ATTENTION_BWD_WALK_CUH
 
-#include "gpu/ops/attention_bwd_sm90.cuh"
+#include "gpu/ops/attention_bwd_parts.cuh"
 
 /* Whether a tile is added pair by pair: it hides something and holds an infinity or a NaN.  NX, NY: numbers of the tiles that are looked
  * at, by the warpgroup, which meets. */

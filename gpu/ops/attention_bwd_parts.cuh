@@ -6,8 +6,8 @@
  *   S = own x x^T,  dP = own y y^T,  results for x += dS x,  and for dv += P y
  * A warpgroup has 64 own rows.  Registers hold the sums of both dk and dv up to 128 columns; of wider heads one warpgroup has those of dk,
  * the other those of dv of the same 64 keys, and both compute S. */
-#ifndef GPU_OPS_ATTENTION_BWD_SM90_CUH
-#define GPU_OPS_ATTENTION_BWD_SM90_CUH
+#ifndef GPU_OPS_ATTENTION_BWD_PARTS_CUH
+#define GPU_OPS_ATTENTION_BWD_PARTS_CUH
 
 #include "gpu/ops/attention_bwd_mma.cuh"
 #include "gpu/ops/attention_sm90.cuh"
