@@ -65,7 +65,7 @@ slices() {
         echo "certify-$i 400 470 assay certify: every operation, variants up to k$((i - 1)), F32 and BF16; certificates"
     done
     for tool in memcheck racecheck initcheck synccheck; do
-        echo "sanitizer-$tool 120 460 every operation alone, fastest and plain kernels, under compute-sanitizer --tool $tool"
+        echo "sanitizer-$tool 120 460 every operation alone, highest rungs and plain kernels, under compute-sanitizer --tool $tool"
     done
     echo "debug-memory 40 300 launches one by one (CUDA_LAUNCH_BLOCKING), a dense and an expert model"
     echo "rates 150 460 assay bench: Llama-3.2-1B at 4k and 16k tokens, a layer of Qwen3-30B-A3B; cuBLASLt's first algorithms and the fastest; PyTorch beside"
@@ -168,20 +168,20 @@ slice_certify() {
     "$assay" certify --engine gpu --operation all --variant "$variant" --seeds 1 --key "$key" --out "$here/certificates" || code=$?
     note "$code"
 }
-slice_sanitizer() { # four programs beside each other: both precisions, fastest and plain kernels
+slice_sanitizer() { # four programs beside each other: both precisions, the highest rung that takes a call (small ones, too) and plain kernels
     local tool=$1 program precision variant code name
     local -A job=()
     program=$(gpu_find_sanitizer) || { cannot "compute-sanitizer is not on PATH, not below /usr/local/cuda*, in no Python package"; return; }
     requests || return
     for precision in fp32 bf16; do
-        for variant in '' k0; do
-            name=$precision${variant:+-$variant}
+        for variant in "k$((rungs - 1))" k0; do
+            name=$precision-$variant
             rm -rf "$here/answer-$name"
-            echo "+ $program --tool $tool assay-gpu ops${variant:+ --variant $variant} of $precision"
+            echo "+ $program --tool $tool assay-gpu ops --variant $variant of $precision"
             # NCCL asks for kernels that its build lacks: errors of calls are looked at by the engine, not here
             "$program" --tool "$tool" --report-api-errors no --error-exitcode 9 --print-limit 100 "$engine" ops \
                 --request="$here/report/work/operations/request-$precision-1" --out="$here/answer-$name" \
-                ${variant:+--variant="$variant"} >"$here/$name.log" 2>&1 &
+                --variant="$variant" >"$here/$name.log" 2>&1 &
             job[$name]=$!
         done
     done

@@ -206,7 +206,7 @@ assay_status gpu_attention_bwd_sm90(const gpu_work *w, const gpu_attention_bwd_t
 size_t gpu_attention_bwd_sm90_workspace(const gpu_ctx *ctx, const gpu_operands *o);
 bool gpu_attention_bwd_takes_sm90(const gpu_ctx *ctx, const gpu_operands *o);
 
-/* More than 48 KB of dynamic shared memory is asked for by name. */
+/* Much dynamic shared memory is asked for by name. */
 template <class... P> static cudaError_t attention_allow_shared(void (*kernel)(P...), size_t bytes)
 {
     if (bytes <= (size_t)32 << 10) /* what every device has, 48 KiB, is for static arrays too */

@@ -3,12 +3,12 @@
  * Without atomics, in four launches:
  *   attention_ranges_k3     positions of every tile's keys and queries (attention_sm90.cu)
  *   attention_bwd_rows_k2   what a row (query, head) brings to all its pairs (attention_bwd_mma.cu)
- *   attention_dq_k3         128 queries of a head over tiles of 64 keys
+ *   attention_dq_k3         128 queries of a head over tiles of 64 keys; of heads up to 64 wide 192
  *   attention_dkdv_k3       128 keys of a group over tiles of 64 queries, each with one head of the group after the other: the sum over
  *                           heads is inside
- * A warp walks over the tiles, passes over those that nobody sees, and loads the others up to the stages' number ahead; two warpgroups
- * take 64 rows each.  A warpgroup waits for the sums of a tile before S and dP of the next one: what is under way beside them is the
- * other warpgroup's.  P and dS stay in registers, and results go through the own rows' tiles to tensor maps.
+ * A warp walks over the tiles, passes over those that nobody sees, and loads the others up to the stages' number ahead; two or
+ * three warpgroups take 64 rows each.  Up to 128 dimensions the sums of a tile are under way beside S of the next one, and dP where there
+ * are registers (attention_bwd_walk.cuh); above, only the other warpgroup's products are beside them.  P and dS stay in registers, and results go through the own rows' tiles to tensor maps.
  *
  * Head dimensions above 128: registers do not hold the sums of both dk and dv.  A block of attention_dkdv_k3 takes 64 keys, one warpgroup
  * for dk (S, dP, dS q), the other for dv (S, P dO): five products instead of four, and nothing to exchange.
