@@ -5,9 +5,11 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/fs.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -95,6 +97,22 @@ assay_status parity_report_folder_open(const char *dir, int *lock)
                dir, known ? text + sizeof first_line - 1 : "unknown process");
 }
 
+/* Folders below are at the top of a hierarchy for ext4 (chattr +T): it gives each a group of blocks and inodes of its own.  In one group
+ * for all of them, each new file would look past the inodes of every file that was removed in the last minute, thousands in a run (4 % of
+ * its time).  Where the file system knows no such flag nothing is lost. */
+static void spread_folders(const char *work)
+{
+    int flags = 0;
+    const int fd = open(work, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0)
+        return;
+    if (ioctl(fd, FS_IOC_GETFLAGS, &flags) == 0) {
+        flags |= FS_TOPDIR_FL;
+        (void)ioctl(fd, FS_IOC_SETFLAGS, &flags);
+    }
+    close(fd);
+}
+
 assay_status parity_report_folder_work(const char *dir)
 {
     char work[ASSAY_PATH + 16];
@@ -106,6 +124,7 @@ assay_status parity_report_folder_work(const char *dir)
         ASSAY_TRY(assay_remove_tree(work, dir));
     }
     ASSAY_TRY(assay_mkdir_p(work));
+    spread_folders(work);
     ASSAY_TRY(open_marker(work, &fd));
     const assay_status st = write_marker(fd, work);
     close(fd);
