@@ -3,6 +3,7 @@
 
 #include "core/base/hash.h"
 #include "ref/fast/philox.h"
+#include "ref/ops/vector.h"
 #include "ref/replay.h"
 #include <math.h>
 #include <string.h>
@@ -67,26 +68,40 @@ static double round_bf16(double x)
     return ref_bf16_is_normal(x) ? ref_round_bf16_normal(x) : ref_round(x, ASSAY_BF16);
 }
 
+/* The part of the calling thread, of all of them in a parallel region and of one outside. */
+static void store_part(const ref_policy *p, assay_dtype dtype, uint64_t stream, double u, double *x,
+                       int64_t n)
+{
+#pragma omp for schedule(static)
+    for (int64_t i = 0; i < n; i += REF_PHILOX_BLOCKS) {
+        const int64_t part = n - i < REF_PHILOX_BLOCKS ? n - i : REF_PHILOX_BLOCKS;
+        if (p->perturb > 0.0)
+            perturb(p->perturb_seed, stream, (uint64_t)i, u, x + i, part);
+        if (dtype == ASSAY_F32)
+            for (int64_t k = i; k < i + part; k++)
+                x[k] = round_f32(x[k]);
+        else if (dtype == ASSAY_BF16)
+            for (int64_t k = i; k < i + part; k++)
+                x[k] = round_bf16(x[k]);
+        else if (dtype != ASSAY_F64)
+            for (int64_t k = i; k < i + part; k++)
+                x[k] = ref_round(x[k], dtype);
+    }
+}
+
 void ref_policy_store(const ref_policy *p, ref_store_class class, bool gradient, const char *name,
                       int64_t step, int64_t microbatch, double *x, int64_t n)
 {
     if (class == REF_STORE_EXACT)
         return;
     const assay_dtype dtype = ref_policy_dtype(p, class, gradient);
-    if (p->perturb > 0.0) {
-        const double u = ldexp(p->perturb, -assay_dtype_precision(dtype));
-        const uint64_t stream = stream_of(name, step, microbatch);
-#pragma omp parallel for schedule(static) if (n > 20000)
-        for (int64_t i = 0; i < n; i += REF_PHILOX_BLOCKS)
-            perturb(p->perturb_seed, stream, (uint64_t)i, u, x + i,
-                    n - i < REF_PHILOX_BLOCKS ? n - i : REF_PHILOX_BLOCKS);
+    const double u = p->perturb > 0.0 ? ldexp(p->perturb, -assay_dtype_precision(dtype)) : 0.0;
+    const uint64_t stream = p->perturb > 0.0 ? stream_of(name, step, microbatch) : 0;
+    if (ref_vec_parallel(n)) {
+#pragma omp parallel
+        store_part(p, dtype, stream, u, x, n);
+    } else {
+        store_part(p, dtype, stream, u, x,
+                   n); /* a region of one thread would still ask the system to wake the others */
     }
-    if (dtype == ASSAY_F32)
-#pragma omp parallel for schedule(static) if (n > 20000)
-        for (int64_t i = 0; i < n; i++)
-            x[i] = round_f32(x[i]);
-    else if (dtype != ASSAY_F64)
-#pragma omp parallel for schedule(static) if (n > 20000)
-        for (int64_t i = 0; i < n; i++)
-            x[i] = dtype == ASSAY_BF16 ? round_bf16(x[i]) : ref_round(x[i], dtype);
 }

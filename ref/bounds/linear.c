@@ -72,29 +72,38 @@ static void panel_rows(const task *p, const panels *x, int64_t c0, int64_t i0, i
     }
 }
 
-/* A block of rows stays in the cache while all panels pass by. */
-static assay_status product(const task *p, const char *op, const ref_declared *d)
+/* The part of the calling thread, of all of them in a parallel region and of one outside.  A block of rows stays in the cache while all
+ * panels pass by. */
+static void product_part(const task *p, const panels *x, int64_t n_a, int64_t n_b, const ref_declared *d)
 {
     enum { ROWS = 64 };
+#pragma omp for schedule(static) nowait
+    for (int64_t i = 0; i < n_a; i += REF_PANEL)
+        pack_panel(x->a + i * p->inner, p->a + i * p->row_stride, p->row_stride, p->lda,
+                   part_of(p->m, i, REF_PANEL), p->inner);
+#pragma omp for schedule(static)
+    for (int64_t c = 0; c < n_b; c += REF_PANEL)
+        pack_panel(x->b + c * p->inner, p->b + c * p->b_stride, p->b_stride, p->ldb,
+                   part_of(p->columns, c, REF_PANEL), p->inner);
+#pragma omp for collapse(2) schedule(static)
+    for (int64_t i0 = 0; i0 < p->m; i0 += ROWS)
+        for (int64_t c = 0; c < n_b; c += REF_PANEL)
+            panel_rows(p, x, c, i0, i0 + part_of(p->m, i0, ROWS), d);
+}
+
+static assay_status product(const task *p, const char *op, const ref_declared *d)
+{
     const int64_t n_a = p->a ? panels_of(p->m) * REF_PANEL : 0, n_b = panels_of(p->columns) * REF_PANEL;
     double *packed = malloc(((size_t)((n_a + n_b) * p->inner) + 1) * sizeof *packed);
     ASSAY_CHECK(packed, ASSAY_OUT_OF_MEMORY, "%s: %lld rows and columns of %lld", op, (long long)(n_a + n_b),
                 (long long)p->inner);
     const panels x = {packed, packed + n_a * p->inner};
-#pragma omp parallel if (ref_vec_parallel(p->m * p->inner * p->columns))
-    {
-#pragma omp for schedule(static) nowait
-        for (int64_t i = 0; i < n_a; i += REF_PANEL)
-            pack_panel(x.a + i * p->inner, p->a + i * p->row_stride, p->row_stride, p->lda,
-                       part_of(p->m, i, REF_PANEL), p->inner);
-#pragma omp for schedule(static)
-        for (int64_t c = 0; c < n_b; c += REF_PANEL)
-            pack_panel(x.b + c * p->inner, p->b + c * p->b_stride, p->b_stride, p->ldb,
-                       part_of(p->columns, c, REF_PANEL), p->inner);
-#pragma omp for collapse(2) schedule(static)
-        for (int64_t i0 = 0; i0 < p->m; i0 += ROWS)
-            for (int64_t c = 0; c < n_b; c += REF_PANEL)
-                panel_rows(p, &x, c, i0, i0 + part_of(p->m, i0, ROWS), d);
+    if (ref_vec_parallel(p->m * p->inner * p->columns)) {
+#pragma omp parallel
+        product_part(p, &x, n_a, n_b, d);
+    } else {
+        product_part(p, &x, n_a, n_b,
+                     d); /* a region of one thread would still ask the system to wake the others */
     }
     free(packed);
     return ASSAY_OK;

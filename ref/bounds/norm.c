@@ -127,25 +127,36 @@ static void bwd_gamma(ref_pair dgamma, int64_t j, double *terms, const double *d
     dgamma.b[j] = z.b;
 }
 
+/* The part of the calling thread, of all of them in a parallel region and of one outside; false: no memory. */
+static bool bwd_part(ref_pair dx, ref_pair dgamma, const double *dy, const double *dyb, const double *x,
+                     const double *gamma, const double *rstd, const double *old, int64_t t, int64_t h,
+                     const ref_declared *d)
+{
+    double *terms = malloc((size_t)(2 * (t > h ? t : h) + 1) * sizeof *terms);
+    const bool enough = terms != NULL;
+#pragma omp for schedule(static)
+    for (int64_t i = 0; i < t; i++)
+        if (terms)
+            bwd_row(dx, i, terms, dy + i * h, from(dyb, i * h), x + i * h, gamma, rstd[i], h, &d->order,
+                    &d->num);
+#pragma omp for schedule(static)
+    for (int64_t j = 0; j < (dgamma.y ? h : 0); j++)
+        if (terms)
+            bwd_gamma(dgamma, j, terms, dy, dyb, x, rstd, old, t, h, &d->order, &d->num);
+    free(terms);
+    return enough;
+}
+
 assay_status ref_bound_rmsnorm_bwd_of(ref_pair dx, ref_pair dgamma, const double *dy, const double *dyb,
                                       const double *x, const double *gamma, const double *rstd,
                                       const double *old, int64_t t, int64_t h, const ref_declared *d)
 {
     bool failed = false;
-#pragma omp parallel if (ref_vec_parallel(t * h * 4)) reduction(|| : failed)
-    {
-        double *terms = malloc((size_t)(2 * (t > h ? t : h) + 1) * sizeof *terms);
-        failed = terms == NULL;
-#pragma omp for schedule(static)
-        for (int64_t i = 0; i < t; i++)
-            if (terms)
-                bwd_row(dx, i, terms, dy + i * h, from(dyb, i * h), x + i * h, gamma, rstd[i], h, &d->order,
-                        &d->num);
-#pragma omp for schedule(static)
-        for (int64_t j = 0; j < (dgamma.y ? h : 0); j++)
-            if (terms)
-                bwd_gamma(dgamma, j, terms, dy, dyb, x, rstd, old, t, h, &d->order, &d->num);
-        free(terms);
+    if (ref_vec_parallel(t * h * 4)) {
+#pragma omp parallel reduction(|| : failed)
+        failed = !bwd_part(dx, dgamma, dy, dyb, x, gamma, rstd, old, t, h, d);
+    } else {
+        failed = !bwd_part(dx, dgamma, dy, dyb, x, gamma, rstd, old, t, h, d);
     }
     ASSAY_CHECK(!failed, ASSAY_OUT_OF_MEMORY, "rmsnorm_bwd: %lld rows of %lld", (long long)t, (long long)h);
     return ASSAY_OK;
