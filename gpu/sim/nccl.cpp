@@ -63,7 +63,7 @@ template <class F> ncclResult_t await(ncclComm *c, F ready, const char *what)
             segment_close(c->shm);
             return ncclSystemError;
         }
-        c->shm.listen(seen, 0.005 * patience(c->ranks));
+        c->shm.listen(c->rank, seen, 0.005 * patience(c->ranks));
     }
 }
 
@@ -105,7 +105,7 @@ ncclResult_t join(ncclComm **out, uint64_t id, int ranks, int rank)
 void forget(ncclComm **comm)
 {
     (*comm)->shm.slot((*comm)->rank).state = RANK_LEFT;
-    (*comm)->shm.ring();
+    (*comm)->shm.ring_all();
     nccl_release(*comm);
     *comm = nullptr;
 }
@@ -289,7 +289,7 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newc
         me.split_color[s & 1] = color;
         me.split_key[s & 1] = key;
         me.split_posted.store(s + 1, std::memory_order_release);
-        m.ring();
+        m.ring_all();
         r = await(comm, reached(&rank_slot::split_posted, s + 1), "ncclCommSplit");
     }
     if (r != ncclSuccess) {
@@ -305,7 +305,7 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newc
     }
     me.split_done.store(s + 1, std::memory_order_release);
     me.running.set(nccl_call{});
-    m.ring();
+    m.ring_all();
     if (color == NCCL_SPLIT_NOCOLOR) {
         return ncclSuccess;
     }
@@ -354,7 +354,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm)
     }
     comm->aborted = true;
     comm->shm.slot(comm->rank).state = RANK_ABORTED;
-    comm->shm.ring();
+    comm->shm.ring_all();
     nccl_release(comm);
     return ncclSuccess;
 }

@@ -188,7 +188,7 @@ static void serve(segment_server *v)
         const int fd = accept4(v->listener, nullptr, nullptr, SOCK_CLOEXEC);
         if (fd >= 0) {
             if (admit(*v, fd)) {
-                v->shape.ring();
+                v->shape.ring_all();
             }
             close(fd);
         }
@@ -198,7 +198,7 @@ static void serve(segment_server *v)
     v->listener = v->memory = -1;
     if (complete(v->shape)) {
         v->shape.head->ready = 1; /* the name is free before anyone returns */
-        v->shape.ring();
+        v->shape.ring_all();
     }
 }
 

@@ -117,21 +117,43 @@ unsigned char *segment::pair_buffer(int from, int to, uint64_t chunk) const
     return pair_stage + (pair * 2 + (chunk & 1)) * pair_bytes;
 }
 
-void segment::ring() const
+/* Ranks share one word to sleep on, so that one call wakes all; a rank's bit tells its sleepers from others'. */
+static uint32_t bit_of(int r)
+{
+    return 1u << (static_cast<uint32_t>(r) % 32);
+}
+
+static void wake(std::atomic<uint32_t> *bell, uint32_t bits)
+{
+    syscall(SYS_futex, bell, FUTEX_WAKE_BITSET, INT32_MAX, nullptr, nullptr, bits);
+}
+
+void segment::ring(int r) const
 {
     head->bell.fetch_add(1);
-    if (head->sleepers.load() != 0) {
-        syscall(SYS_futex, &head->bell, FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
+    if (slot(r).sleepers.load() != 0) {
+        wake(&head->bell, bit_of(r));
     }
 }
 
-void segment::listen(uint32_t seen, double seconds) const
+void segment::ring_all() const
 {
+    head->bell.fetch_add(1);
+    if (head->sleepers.load() != 0) {
+        wake(&head->bell, FUTEX_BITSET_MATCH_ANY);
+    }
+}
+
+void segment::listen(int r, uint32_t seen, double seconds) const
+{
+    const double until = now_seconds() + seconds;
     struct timespec t;
-    t.tv_sec = static_cast<time_t>(seconds);
-    t.tv_nsec = static_cast<long>((seconds - static_cast<double>(t.tv_sec)) * 1e9);
+    t.tv_sec = static_cast<time_t>(until);
+    t.tv_nsec = static_cast<long>((until - static_cast<double>(t.tv_sec)) * 1e9);
     head->sleepers.fetch_add(1);
-    syscall(SYS_futex, &head->bell, FUTEX_WAIT, seen, &t, nullptr, 0);
+    slot(r).sleepers.fetch_add(1);
+    syscall(SYS_futex, &head->bell, FUTEX_WAIT_BITSET, seen, &t, nullptr, bit_of(r));
+    slot(r).sleepers.fetch_sub(1);
     head->sleepers.fetch_sub(1);
 }
 

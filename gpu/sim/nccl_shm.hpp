@@ -49,6 +49,7 @@ struct alignas(64) rank_slot {
     std::atomic<int32_t> state, pid;
     std::atomic<uint64_t> born;             /* the process's start time: a reused pid is another process */
     std::atomic<uint64_t> posted, consumed; /* rounds: data offered, everyone's data read */
+    std::atomic<uint32_t> sleepers;         /* threads of this rank that wait on the bell */
     std::atomic<uint64_t> split_posted, split_done;
     std::atomic<uint64_t> finished;     /* calls, for the table */
     std::atomic<int32_t> order_device;  /* 1 + device; 0: not joined yet */
@@ -68,6 +69,7 @@ struct alignas(64) pair_channel {
 struct segment_head {
     std::atomic<uint32_t> ready, attached;
     std::atomic<uint32_t> bell, sleepers; /* the futex word, and how many wait on it */
+    std::atomic<uint32_t> cramped;        /* a rank waits until everybody has read the round before last */
     std::atomic<int32_t> error;           /* ncclResult_t of the first failure, which ends the communicator */
     int32_t ranks;
     uint64_t id;
@@ -105,9 +107,12 @@ struct segment {
     }
     unsigned char *buffer(int r, uint64_t round) const;
     unsigned char *pair_buffer(int from, int to, uint64_t chunk) const;
-    void ring() const;
-    /* Sleeps until the bell differs from `seen`, at most `seconds`. */
-    void listen(uint32_t seen, double seconds) const;
+    /* Wakes who listens as rank r.  A rank is woken for what it may wait for, and by whoever brings the last part of it: with all
+     * woken by everything, most would find that they still wait and sleep again. */
+    void ring(int r) const;
+    void ring_all() const;
+    /* Sleeps as rank r until the bell differs from `seen` and rings for it, at most `seconds`. */
+    void listen(int r, uint32_t seen, double seconds) const;
     bool alive(int r) const;
 };
 

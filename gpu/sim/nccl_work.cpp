@@ -39,7 +39,7 @@ void nccl_fail(ncclComm *comm, ncclResult_t code, const std::string &text)
         const ssize_t ignored = write(STDERR_FILENO, text.data(), text.size());
         (void)ignored;
     }
-    comm->shm.ring();
+    comm->shm.ring_all();
 }
 
 ncclResult_t nccl_error(ncclComm *comm)
@@ -66,32 +66,41 @@ void nccl_release(ncclComm *comm)
 static bool all_reached(const ncclComm *c, std::atomic<uint64_t> rank_slot::*counter, uint64_t value)
 {
     for (int r = 0; r < c->ranks; ++r) {
-        if ((c->shm.slot(r).*counter).load(std::memory_order_acquire) < value) {
+        if ((c->shm.slot(r).*counter).load() < value) {
             return false;
         }
     }
     return true;
 }
 
+/* A rank that finds no room says so and looks again: either it sees what the others have read since, or they see that it waits. */
 static bool may_post(const ncclComm *c)
 {
-    return c->round == 0 || all_reached(c, &rank_slot::consumed, c->round - 1);
+    if (c->round == 0 || all_reached(c, &rank_slot::consumed, c->round - 1)) {
+        return true;
+    }
+    c->shm.head->cramped = 1;
+    return all_reached(c, &rank_slot::consumed, c->round - 1);
 }
 
 static void post(ncclComm *c, nccl_task &t)
 {
     rank_slot &me = c->shm.slot(c->rank);
     me.call[c->round & 1] = t.call;
-    me.posted.store(c->round + 1, std::memory_order_release);
-    c->shm.ring();
+    me.posted.store(c->round + 1);
+    if (all_reached(c, &rank_slot::posted, c->round + 1)) {
+        c->shm.ring_all(); /* of two that are the last at the same time, one at least sees it */
+    }
     t.posted = true;
 }
 
 static void round_done(ncclComm *c, nccl_task &t)
 {
     ++c->round;
-    c->shm.slot(c->rank).consumed.store(c->round, std::memory_order_release);
-    c->shm.ring();
+    c->shm.slot(c->rank).consumed.store(c->round);
+    if (c->shm.head->cramped.exchange(0) != 0) {
+        c->shm.ring_all();
+    }
     t.posted = false;
 }
 
@@ -249,7 +258,6 @@ static void note_finished(ncclComm *c)
     me.finished.fetch_add(1);
 }
 
-/* One attempt; true when something moved. */
 /* What a finished call has read and written here, of its stream's work. */
 static void touch(const ncclComm *c, const nccl_task &t)
 {
@@ -270,6 +278,7 @@ static void touch(const ncclComm *c, const nccl_task &t)
     }
 }
 
+/* One attempt; true when something moved. */
 static bool collective_step(ncclComm *c, nccl_task &t)
 {
     bool moved = false;
@@ -333,7 +342,7 @@ static bool send_step(ncclComm *c, nccl_task &t)
         ch.bytes[sent & 1] = n;
         t.offset += n;
         ch.sent.store(sent + 1, std::memory_order_release);
-        c->shm.ring();
+        c->shm.ring(t.call.root);
         moved = true;
     }
 }
@@ -367,7 +376,7 @@ static bool recv_step(ncclComm *c, nccl_task &t)
         memcpy(t.recv + t.offset, c->shm.pair_buffer(t.call.root, c->rank, received), n);
         t.offset += n;
         ch.received.store(received + 1, std::memory_order_release);
-        c->shm.ring();
+        c->shm.ring(t.call.root);
         moved = true;
     }
     t.finished = true;
@@ -508,7 +517,7 @@ assay_sim_step nccl_work_step(void *state)
     }
     if (all_finished(w)) {
         c->works_done.fetch_add(1);
-        c->shm.ring(); /* other work of this communicator in this process may begin */
+        c->shm.ring(c->rank); /* other work of this communicator in this process may begin */
         return ASSAY_SIM_DONE;
     }
     if (moved || w.since == 0.0) {
@@ -526,7 +535,7 @@ assay_sim_step nccl_work_step(void *state)
 void nccl_work_wait(void *state)
 {
     const nccl_work &w = *static_cast<const nccl_work *>(state);
-    w.comm->shm.listen(w.comm->heard, 0.002 * patience(w.comm->ranks));
+    w.comm->shm.listen(w.comm->rank, w.comm->heard, 0.002 * patience(w.comm->ranks));
 }
 
 void nccl_work_destroy(void *state)
