@@ -69,6 +69,16 @@ inline double patience(int ranks)
     return ranks > looked_at ? static_cast<double>(ranks) / looked_at : 1.0;
 }
 
+/* One attempt of a collective, of all messages of a group: true when something moved.  Messages of one direction to one peer go in order,
+ * everything else goes at once. */
+bool nccl_collective_step(ncclComm *c, nccl_task &t);
+bool nccl_messages_step(ncclComm *c, std::vector<nccl_task> &tasks);
+/* What this rank is in, and that it is done, for the table of a failure. */
+void nccl_note_running(ncclComm *c, const nccl_call &call);
+void nccl_note_finished(ncclComm *c);
+/* Tells the race checker what a finished call has read and written here, of its stream's work. */
+void nccl_touch(const ncclComm *c, const nccl_task &t);
+
 assay_sim_step nccl_work_step(void *state);
 void nccl_work_wait(void *state);
 void nccl_work_destroy(void *state);

@@ -10,29 +10,13 @@
  * One lock guards everything; it is held while a kernel runs and released while collectives wait. */
 #include "schedule_queue.hpp"
 
-#include <set>
-#include <stdio.h>
-#include <stdlib.h>
-#include <time.h>
-
 namespace sim
 {
 
 /* While collectives are pending, other streams wait this long before they may run ahead of need. */
 constexpr double grace_s = 0.004;
 
-struct scheduler {
-    std::recursive_mutex lock;
-    std::vector<CUstream_st *> streams; /* live, and destroyed ones that still have work */
-    std::set<CUevent_st *> events;
-    std::vector<CUstream_st *> legacy; /* per device */
-    uint64_t seq = 0, ids = 0;
-    std::atomic<int> sticky{0};
-    random_stream random = {0};
-    bool seeded = false;
-};
-
-static scheduler &the()
+scheduler &the_scheduler()
 {
     static scheduler *s = new scheduler; /* outlives static destructors */
     return *s;
@@ -40,17 +24,17 @@ static scheduler &the()
 
 std::recursive_mutex &schedule_lock()
 {
-    return the().lock;
+    return the_scheduler().lock;
 }
 
 cudaError_t sticky_error()
 {
-    return static_cast<cudaError_t>(the().sticky.load());
+    return static_cast<cudaError_t>(the_scheduler().sticky.load());
 }
 
-static CUstream_st *legacy_stream(int device)
+CUstream_st *stream_legacy(int device)
 {
-    scheduler &s = the();
+    scheduler &s = the_scheduler();
     while (s.legacy.size() <= static_cast<size_t>(device)) {
         CUstream_st *n = new CUstream_st{};
         n->device = static_cast<int>(s.legacy.size());
@@ -63,9 +47,9 @@ static CUstream_st *legacy_stream(int device)
 CUstream_st *stream_resolve(cudaStream_t stream)
 {
     if (stream == nullptr || stream == cudaStreamLegacy) {
-        return legacy_stream(current_device());
+        return stream_legacy(current_device());
     }
-    for (CUstream_st *s : the().streams) {
+    for (CUstream_st *s : the_scheduler().streams) {
         if (s == stream && !s->destroyed) {
             return s;
         }
@@ -98,12 +82,12 @@ static void op_drop(op &o)
     }
 }
 
-static void stream_collect(CUstream_st *s)
+void stream_collect(CUstream_st *s)
 {
     if (!s->destroyed || !s->queue.empty()) {
         return;
     }
-    std::vector<CUstream_st *> &all = the().streams;
+    std::vector<CUstream_st *> &all = the_scheduler().streams;
     for (size_t i = 0; i < all.size(); ++i) {
         if (all[i] == s) {
             all.erase(all.begin() + static_cast<std::ptrdiff_t>(i));
@@ -115,13 +99,13 @@ static void stream_collect(CUstream_st *s)
 
 void schedule_forget(const graph_capture *c)
 {
-    for (CUstream_st *t : the().streams) {
+    for (CUstream_st *t : the_scheduler().streams) {
         if (t->capture == c) {
             t->capture = nullptr;
             t->tail.clear();
         }
     }
-    for (CUevent_st *e : the().events) {
+    for (CUevent_st *e : the_scheduler().events) {
         if (e->capture == c) {
             e->capture = nullptr;
             e->tail.clear();
@@ -131,7 +115,7 @@ void schedule_forget(const graph_capture *c)
 
 static void drop_everything()
 {
-    scheduler &s = the();
+    scheduler &s = the_scheduler();
     const std::vector<CUstream_st *> all = s.streams;
     for (CUstream_st *t : all) {
         while (!t->queue.empty()) {
@@ -148,7 +132,7 @@ static void drop_everything()
 
 void set_sticky_error(cudaError_t error)
 {
-    scheduler &s = the();
+    scheduler &s = the_scheduler();
     std::lock_guard<std::recursive_mutex> hold(s.lock);
     int none = 0;
     s.sticky.compare_exchange_strong(none, error);
@@ -156,7 +140,7 @@ void set_sticky_error(cudaError_t error)
 
 void streams_reset()
 {
-    scheduler &s = the();
+    scheduler &s = the_scheduler();
     std::lock_guard<std::recursive_mutex> hold(s.lock);
     captures_reset();
     drop_everything();
@@ -170,7 +154,7 @@ static CUstream_st *record_of(const op &wait)
     if (wait.event->completed >= wait.generation && !wait.event->crossed) {
         return nullptr;
     }
-    for (CUstream_st *t : the().streams) {
+    for (CUstream_st *t : the_scheduler().streams) {
         for (const op &o : t->queue) {
             if (o.kind == OP_RECORD && o.event == wait.event && o.generation == wait.generation) {
                 return t;
@@ -191,14 +175,14 @@ static CUstream_st *obstacle(CUstream_st *s)
         }
     }
     if (s->id == 0) {
-        for (CUstream_st *t : the().streams) {
+        for (CUstream_st *t : the_scheduler().streams) {
             if (t->device == s->device && stream_blocking(t) && !t->queue.empty() &&
                 t->queue.front().seq < head.seq) {
                 return t;
             }
         }
     } else if (stream_blocking(s)) {
-        CUstream_st *t = legacy_stream(s->device);
+        CUstream_st *t = stream_legacy(s->device);
         if (!t->queue.empty() && t->queue.front().seq < head.seq) {
             return t;
         }
@@ -210,7 +194,7 @@ static CUstream_st *obstacle(CUstream_st *s)
 static void race_order_before(CUstream_st *s, const op &head)
 {
     s->clock.join(head.clock);
-    for (CUstream_st *t : the().streams) {
+    for (CUstream_st *t : the_scheduler().streams) {
         if (t->device == s->device &&
             ((s->id == 0 && stream_blocking(t)) || (t->id == 0 && stream_blocking(s))))
             s->clock.join(t->clock);
@@ -223,7 +207,7 @@ static void tell_waits(const CUstream_st *s, const op &record)
     if (record.event->uses == 1) {
         return;
     }
-    for (CUstream_st *t : the().streams) {
+    for (CUstream_st *t : the_scheduler().streams) {
         for (op &o : t->queue) {
             if (o.kind == OP_WAIT && o.event == record.event && o.generation == record.generation) {
                 o.clock.join(s->clock);
@@ -279,7 +263,7 @@ static CUstream_st *first_needed(CUstream_st *s)
 static std::vector<CUstream_st *> runnable_streams()
 {
     std::vector<CUstream_st *> out;
-    for (CUstream_st *s : the().streams) {
+    for (CUstream_st *s : the_scheduler().streams) {
         if (!s->queue.empty() && obstacle(s) == nullptr) {
             out.push_back(s);
         }
@@ -289,7 +273,7 @@ static std::vector<CUstream_st *> runnable_streams()
 
 static bool is_live(const CUstream_st *s)
 {
-    for (const CUstream_st *t : the().streams) {
+    for (const CUstream_st *t : the_scheduler().streams) {
         if (t == s) {
             return true;
         }
@@ -310,27 +294,9 @@ static bool step_all()
     return any;
 }
 
-struct waiting { /* state of one drain loop */
-    double pending_since = -1.0;
-};
-
-/* Each opening of device memory is a system call for every block: a loop opens it once, and closes it only for what is the host's. */
-struct opened {
-    opened()
-    {
-        memory_access(+1);
-    }
-    ~opened()
-    {
-        memory_access(-1);
-    }
-    opened(const opened &) = delete;
-    opened &operator=(const opened &) = delete;
-};
-
 /* Pending work: other streams get their turn after a moment, then the thread sleeps until the work might go
  * on. */
-static void wait_pending(std::unique_lock<std::recursive_mutex> &hold, CUstream_st *s, waiting &w)
+static void wait_pending(schedule_hold &hold, CUstream_st *s, schedule_wait &w)
 {
     const double now = now_seconds();
     if (w.pending_since < 0.0) {
@@ -355,11 +321,9 @@ static void wait_pending(std::unique_lock<std::recursive_mutex> &hold, CUstream_
     work_box_drop(box);
 }
 
-/* One step toward an empty queue up to `seq` of `target` (nullptr: of every stream of the device). */
-static void advance_once(std::unique_lock<std::recursive_mutex> &hold, CUstream_st *target, int device,
-                         waiting &w)
+void schedule_advance(schedule_hold &hold, CUstream_st *target, int device, schedule_wait &w)
 {
-    scheduler &s = the();
+    scheduler &s = the_scheduler();
     CUstream_st *pick = nullptr;
     if (!s.seeded) {
         s.seeded = true;
@@ -390,16 +354,30 @@ static void advance_once(std::unique_lock<std::recursive_mutex> &hold, CUstream_
     }
 }
 
+schedule_wait &schedule_polled()
+{
+    static schedule_wait *w = new schedule_wait;
+    return *w;
+}
+
 static bool has_work_before(const CUstream_st *s, uint64_t seq)
 {
     return is_live(s) && !s->queue.empty() && s->queue.front().seq < seq;
 }
 
-static cudaError_t drain(std::unique_lock<std::recursive_mutex> &hold, CUstream_st *target, int device)
+cudaError_t schedule_settle()
 {
-    const uint64_t until = the().seq;
-    waiting w;
-    const opened memory;
+    if (sticky_error() == cudaSuccess && !memory_guards_intact("found at a synchronization")) {
+        set_sticky_error(cudaErrorLaunchFailure);
+    }
+    return sticky_error();
+}
+
+cudaError_t schedule_drain(schedule_hold &hold, CUstream_st *target, int device)
+{
+    const uint64_t until = the_scheduler().seq;
+    schedule_wait w;
+    const opened_memory memory;
     for (;;) {
         bool left = false;
         if (sticky_error() != cudaSuccess) {
@@ -408,127 +386,26 @@ static cudaError_t drain(std::unique_lock<std::recursive_mutex> &hold, CUstream_
         if (target != nullptr) {
             left = has_work_before(target, until);
         } else {
-            for (const CUstream_st *s : the().streams) {
+            for (const CUstream_st *s : the_scheduler().streams) {
                 left = left || (s->device == device && has_work_before(s, until));
             }
         }
         if (!left) {
             break;
         }
-        advance_once(hold, target, device, w);
+        schedule_advance(hold, target, device, w);
     }
-    for (const CUstream_st *s : the().streams) {
+    for (const CUstream_st *s : the_scheduler().streams) {
         if (target != nullptr ? s == target : s->device == device)
             race_host().join(s->clock);
     }
-    if (!memory_guards_intact("found at a synchronization")) {
-        set_sticky_error(cudaErrorLaunchFailure);
-    }
-    return sticky_error();
+    return schedule_settle();
 }
 
-/* A kernel would wait for itself. */
-static bool asked_by_kernel()
+cudaError_t schedule_push(cudaStream_t stream, op o)
 {
-    return in_kernel() && refuse(cudaErrorNotPermitted, "unsupported",
-                                 "a synchronization asked for by a kernel") != cudaSuccess;
-}
-
-static std::atomic<int64_t> host_waits;
-
-extern "C" int64_t assay_sim_host_waits(void)
-{
-    return host_waits;
-}
-
-cudaError_t stream_sync(cudaStream_t stream)
-{
-    ++host_waits;
-    if (asked_by_kernel()) {
-        return cudaErrorNotPermitted;
-    }
-    std::unique_lock<std::recursive_mutex> hold(the().lock);
-    CUstream_st *s = stream_resolve(stream);
-    if (s == nullptr) {
-        return cudaErrorInvalidResourceHandle;
-    }
-    const cudaError_t captured = capture_forbids_sync(s, "cudaStreamSynchronize");
-    return captured != cudaSuccess ? captured : drain(hold, s, s->device);
-}
-
-cudaError_t device_sync()
-{
-    ++host_waits;
-    if (asked_by_kernel()) {
-        return cudaErrorNotPermitted;
-    }
-    std::unique_lock<std::recursive_mutex> hold(the().lock);
-    const cudaError_t captured = capture_forbids_sync(nullptr, "a synchronization of the device");
-    return captured != cudaSuccess ? captured : drain(hold, nullptr, current_device());
-}
-
-cudaError_t stream_create(cudaStream_t *out, unsigned flags, int priority)
-{
-    scheduler &s = the();
-    std::lock_guard<std::recursive_mutex> hold(s.lock);
-    CUstream_st *n = new CUstream_st{};
-    n->device = current_device();
-    n->flags = flags;
-    n->priority = priority;
-    n->id = ++s.ids;
-    legacy_stream(n->device);
-    s.streams.push_back(n);
-    *out = n;
-    return cudaSuccess;
-}
-
-cudaError_t stream_destroy(cudaStream_t stream)
-{
-    std::lock_guard<std::recursive_mutex> hold(the().lock);
-    CUstream_st *s = stream_resolve(stream);
-    if (s == nullptr || s->id == 0) {
-        return cudaErrorInvalidResourceHandle;
-    }
-    const cudaError_t captured = capture_forbids_sync(s, "cudaStreamDestroy");
-    if (captured != cudaSuccess) {
-        return captured;
-    }
-    s->destroyed = true; /* queued work stays and runs when something needs it */
-    stream_collect(s);
-    return cudaSuccess;
-}
-
-cudaError_t stream_info(cudaStream_t stream, unsigned *flags, int *priority)
-{
-    std::lock_guard<std::recursive_mutex> hold(the().lock);
-    const CUstream_st *s = stream_resolve(stream);
-    if (s == nullptr) {
-        return cudaErrorInvalidResourceHandle;
-    }
-    *flags = s->flags;
-    *priority = s->priority;
-    return cudaSuccess;
-}
-
-cudaError_t stream_device(cudaStream_t stream, int *device)
-{
-    if (stream == nullptr || stream == cudaStreamLegacy) {
-        *device = current_device();
-        return cudaSuccess;
-    }
-    std::lock_guard<std::recursive_mutex> hold(the().lock);
-    const CUstream_st *s = stream_resolve(stream);
-    if (s == nullptr) {
-        return cudaErrorInvalidResourceHandle;
-    }
-    *device = s->device;
-    return cudaSuccess;
-}
-
-static cudaError_t push(cudaStream_t stream, op o)
-{
-    scheduler &s = the();
-    std::unique_lock<std::recursive_mutex> hold(s.lock);
+    scheduler &s = the_scheduler();
+    schedule_hold hold(s.lock);
     CUstream_st *t = stream == cudaStreamPerThread ? nullptr : stream_resolve(stream);
     cudaError_t error = sticky_error();
     if (error == cudaSuccess && t == nullptr) {
@@ -568,166 +445,7 @@ static cudaError_t push(cudaStream_t stream, op o)
         }
     }
     t->queue.push_back(o);
-    return config().eager ? drain(hold, t, t->device) : cudaSuccess;
-}
-
-cudaError_t event_create(cudaEvent_t *out, unsigned flags)
-{
-    std::lock_guard<std::recursive_mutex> hold(the().lock);
-    CUevent_st *e = new CUevent_st{};
-    e->device = current_device();
-    e->flags = flags;
-    the().events.insert(e);
-    *out = e;
-    return cudaSuccess;
-}
-
-static bool event_live(cudaEvent_t event)
-{
-    return event != nullptr && the().events.count(event) != 0;
-}
-
-cudaError_t event_destroy(cudaEvent_t event)
-{
-    std::lock_guard<std::recursive_mutex> hold(the().lock);
-    if (!event_live(event)) {
-        return cudaErrorInvalidResourceHandle;
-    }
-    the().events.erase(event);
-    event->destroyed = true;
-    if (event->uses == 0) {
-        delete event;
-    }
-    return cudaSuccess;
-}
-
-cudaError_t event_record(cudaEvent_t event, cudaStream_t stream)
-{
-    std::lock_guard<std::recursive_mutex> hold(the().lock);
-    if (!event_live(event)) {
-        return cudaErrorInvalidResourceHandle;
-    }
-    int device = event->device;
-    if (stream_device(stream, &device) == cudaSuccess && device != event->device) {
-        return refuse(cudaErrorInvalidResourceHandle, "wrong device",
-                      "cudaEventRecord: the event belongs to device %d, the stream to device %d",
-                      event->device, device);
-    }
-    op o = {};
-    o.kind = OP_RECORD;
-    o.event = event;
-    return push(stream, o);
-}
-
-cudaError_t event_wait(cudaStream_t stream, cudaEvent_t event)
-{
-    std::lock_guard<std::recursive_mutex> hold(the().lock);
-    if (!event_live(event)) {
-        return cudaErrorInvalidResourceHandle;
-    }
-    op o = {};
-    o.kind = OP_WAIT;
-    o.event = event;
-    o.generation = event->recorded; /* never recorded: nothing to wait for */
-    return push(stream, o);
-}
-
-cudaError_t event_sync(cudaEvent_t event)
-{
-    ++host_waits;
-    std::unique_lock<std::recursive_mutex> hold(the().lock);
-    if (!event_live(event)) {
-        return cudaErrorInvalidResourceHandle;
-    }
-    if (event->capture) {
-        return capture_forbids_event(event, "cudaEventSynchronize");
-    }
-    const uint64_t generation = event->recorded;
-    waiting w;
-    const opened memory;
-    while (sticky_error() == cudaSuccess && event->completed < generation) {
-        advance_once(hold, event->stream, event->stream->device, w);
-    }
-    race_host().join(event->clock);
-    if (sticky_error() == cudaSuccess && !memory_guards_intact("found at a synchronization")) {
-        set_sticky_error(cudaErrorLaunchFailure);
-    }
-    return sticky_error();
-}
-
-/* What the polls of this process have been waiting for: other streams get their turn behind a loop of polls as behind one
- * wait, or work that a pending collective needs on another stream would never run. */
-static waiting &polled()
-{
-    static waiting *w = new waiting;
-    return *w;
-}
-
-/* A poll lets the queues take one step, so that a loop of polls ends. */
-cudaError_t event_query(cudaEvent_t event)
-{
-    ++host_waits;
-    std::unique_lock<std::recursive_mutex> hold(the().lock, std::try_to_lock);
-    if (!hold.owns_lock()) {
-        return cudaErrorNotReady; /* another thread is running work right now */
-    }
-    if (!event_live(event)) {
-        return cudaErrorInvalidResourceHandle;
-    }
-    if (event->capture) {
-        return capture_forbids_event(event, "cudaEventQuery");
-    }
-    if (event->completed < event->recorded && sticky_error() == cudaSuccess) {
-        advance_once(hold, event->stream, event->stream->device, polled());
-    }
-    if (sticky_error() != cudaSuccess) {
-        return sticky_error();
-    }
-    if (event->completed < event->recorded)
-        return cudaErrorNotReady;
-    race_host().join(event->clock);
-    return cudaSuccess;
-}
-
-cudaError_t stream_query(cudaStream_t stream)
-{
-    ++host_waits;
-    std::unique_lock<std::recursive_mutex> hold(the().lock, std::try_to_lock);
-    if (!hold.owns_lock()) {
-        return cudaErrorNotReady;
-    }
-    CUstream_st *s = stream_resolve(stream);
-    if (s == nullptr) {
-        return cudaErrorInvalidResourceHandle;
-    }
-    const cudaError_t captured = capture_forbids_sync(s, "cudaStreamQuery");
-    if (captured != cudaSuccess) {
-        return captured;
-    }
-    if (!s->queue.empty() && sticky_error() == cudaSuccess) {
-        advance_once(hold, s, s->device, polled());
-    }
-    if (sticky_error() != cudaSuccess) {
-        return sticky_error();
-    }
-    if (!s->queue.empty())
-        return cudaErrorNotReady;
-    race_host().join(s->clock);
-    return cudaSuccess;
-}
-
-cudaError_t event_elapsed(float *ms, cudaEvent_t start, cudaEvent_t end)
-{
-    std::lock_guard<std::recursive_mutex> hold(the().lock);
-    if (!event_live(start) || !event_live(end) || start->device != end->device || start->recorded == 0 ||
-        end->recorded == 0 || ((start->flags | end->flags) & cudaEventDisableTiming)) {
-        return cudaErrorInvalidResourceHandle;
-    }
-    if (start->completed < start->recorded || end->completed < end->recorded) {
-        return cudaErrorNotReady;
-    }
-    *ms = static_cast<float>((end->at - start->at) * 1e3);
-    return cudaSuccess;
+    return config().eager ? schedule_drain(hold, t, t->device) : cudaSuccess;
 }
 
 } /* namespace sim */
@@ -737,12 +455,12 @@ extern "C" cudaError_t assay_sim_enqueue(cudaStream_t stream, const assay_sim_wo
     op o = {};
     o.kind = OP_WORK;
     o.box = new work_box{*work, 1};
-    return sim::record_error(sim::push(stream, o));
+    return sim::record_error(sim::schedule_push(stream, o));
 }
 
 extern "C" void assay_sim_poll(void)
 {
-    std::lock_guard<std::recursive_mutex> hold(sim::the().lock);
+    std::lock_guard<std::recursive_mutex> hold(sim::the_scheduler().lock);
     if (sim::sticky_error() == cudaSuccess) {
         sim::step_all();
     }

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <deque>
 #include <mutex>
+#include <set>
 #include <vector>
 
 namespace sim
@@ -60,8 +61,56 @@ struct CUevent_st {
 namespace sim
 {
 
-/* One lock guards streams, events and captures. */
+struct scheduler {
+    std::recursive_mutex lock;          /* guards streams, events and captures */
+    std::vector<CUstream_st *> streams; /* live, and destroyed ones that still have work */
+    std::set<CUevent_st *> events;
+    std::vector<CUstream_st *> legacy; /* per device */
+    uint64_t seq = 0, ids = 0;
+    std::atomic<int> sticky{0};
+    random_stream random = {0};
+    bool seeded = false;
+};
+
+scheduler &the_scheduler();
 std::recursive_mutex &schedule_lock();
+using schedule_hold = std::unique_lock<std::recursive_mutex>;
+
+/* State of one loop that waits. */
+struct schedule_wait {
+    double pending_since = -1.0;
+};
+
+/* Each opening of device memory is a system call for every block: a loop opens it once, and closes it only for what is the host's. */
+struct opened_memory {
+    opened_memory()
+    {
+        memory_access(+1);
+    }
+    ~opened_memory()
+    {
+        memory_access(-1);
+    }
+    opened_memory(const opened_memory &) = delete;
+    opened_memory &operator=(const opened_memory &) = delete;
+};
+
+/* Enqueues; the box is dropped where an error is returned. */
+cudaError_t schedule_push(cudaStream_t stream, op o);
+/* One step toward an empty queue of `target` (nullptr: of every stream of the device). */
+void schedule_advance(schedule_hold &hold, CUstream_st *target, int device, schedule_wait &w);
+/* Runs what is in the queue of `target` now (nullptr: of every stream of the device). */
+cudaError_t schedule_drain(schedule_hold &hold, CUstream_st *target, int device);
+/* The end of a synchronization: guards of memory are looked at, and the error that stays is returned. */
+cudaError_t schedule_settle();
+/* What the polls of this process have been waiting for: other streams get their turn behind a loop of polls as behind one wait, or work
+ * that a pending collective needs on another stream would never run. */
+schedule_wait &schedule_polled();
+/* Counts for assay_sim_host_waits. */
+void schedule_host_wait();
+CUstream_st *stream_legacy(int device);
+/* Deletes a destroyed stream whose work is done. */
+void stream_collect(CUstream_st *s);
 /* nullptr: no stream.  The current device's legacy default stream for 0 and cudaStreamLegacy. */
 CUstream_st *stream_resolve(cudaStream_t stream);
 bool stream_blocking(const CUstream_st *s);
