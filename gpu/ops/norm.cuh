@@ -9,6 +9,10 @@
 template <class T> struct norm_eight;
 template <> struct norm_eight<float> {
     float value[GPU_EIGHT];
+    __device__ __forceinline__ void load(const float *p)
+    {
+        gpu_load_n(value, p);
+    }
     __device__ __forceinline__ void round(const float (&v)[GPU_EIGHT])
     {
         for (int j = 0; j < GPU_EIGHT; ++j)
@@ -22,6 +26,14 @@ template <> struct norm_eight<float> {
 };
 template <> struct norm_eight<bf16> {
     unsigned pair[GPU_EIGHT / 2];
+    __device__ __forceinline__ void load(const bf16 *p)
+    {
+        const uint4 eight = gpu_read_words<uint4>(p);
+        pair[0] = eight.x;
+        pair[1] = eight.y;
+        pair[2] = eight.z;
+        pair[3] = eight.w;
+    }
     __device__ __forceinline__ void round(const float (&v)[GPU_EIGHT])
     {
         for (int j = 0; j < GPU_EIGHT / 2; ++j)

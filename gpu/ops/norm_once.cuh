@@ -86,51 +86,80 @@ __device__ static __forceinline__ float norm_once_terms(float sum, float (&dgamm
     return sum;
 }
 
-/* The rows' gradients dy and normalized inputs: the row's part of mean_h(g xh), and the terms of dgamma.  What is read stays in d, x. */
-template <class T, int LANES, int EIGHTS>
-__device__ static __forceinline__ float
-norm_once_read(norm_eight<T> (&kept_d)[EIGHTS], norm_eight<T> (&kept_x)[EIGHTS],
-               float (&dgamma)[EIGHTS][GPU_EIGHT], const T *dy, const T *x,
-               const norm_eight<T> (&gamma)[EIGHTS], norm_once_row row, int h)
+/* A multiprocessor has two blocks: where a row has few bytes in a thread, what one row of each asks for keeps its memory half busy (an H200
+ * moved bf16 at 43 to 51 % of copy speed).  There the next row is asked for before this one's sum, the residual's gradient with it.  Wider
+ * rows ask for enough, and have no registers for more. */
+template <class T, int EIGHTS> constexpr bool norm_once_ahead = sizeof(T) * EIGHTS <= 4;
+
+/* What a thread reads of a row. */
+template <class T, int EIGHTS, bool ADDS> struct norm_once_kept {
+    norm_eight<T> d[EIGHTS], x[EIGHTS], residual[ADDS && norm_once_ahead<T, EIGHTS> ? EIGHTS : 1];
+    norm_once_row row;
+    bool mine; /* there is such a row */
+};
+
+template <int LANES, class T, int EIGHTS, bool ADDS>
+__device__ static __forceinline__ void norm_once_load(norm_once_kept<T, EIGHTS, ADDS> &kept,
+                                                      const T *dresidual, const T *dy, const T *x,
+                                                      const float *rstd, int64_t number, int64_t t, int h)
+{
+    kept.mine = number < t;
+    if (!kept.mine)
+        return;
+    kept.row = {number * h, rstd[number]};
+    NORM_EACH_PIECE(k, i, h)
+    {
+        kept.d[k].load(dy + kept.row.at + i);
+        kept.x[k].load(x + kept.row.at + i);
+        if constexpr (ADDS && norm_once_ahead<T, EIGHTS>)
+            kept.residual[k].load(dresidual + kept.row.at + i);
+    }
+}
+
+/* The row's part of mean_h(g xh), and the terms of dgamma. */
+template <int LANES, class T, int EIGHTS, bool ADDS>
+__device__ static __forceinline__ float norm_once_sums_of(const norm_once_kept<T, EIGHTS, ADDS> &kept,
+                                                          float (&dgamma)[EIGHTS][GPU_EIGHT],
+                                                          const norm_eight<T> (&gamma)[EIGHTS], int h)
 {
     float d[GPU_EIGHT], v[GPU_EIGHT], g[GPU_EIGHT], sum = 0.0f;
     NORM_EACH_PIECE(k, i, h)
     {
-        gpu_load_n(d, dy + row.at + i);
-        gpu_load_n(v, x + row.at + i);
+        kept.d[k].get(d);
+        kept.x[k].get(v);
         gamma[k].get(g);
-        kept_d[k].round(d);
-        kept_x[k].round(v);
-        sum = norm_once_terms(sum, dgamma[k], d, v, g, row.rstd);
+        sum = norm_once_terms(sum, dgamma[k], d, v, g, kept.row.rstd);
     }
     return sum;
 }
 
 /* dx, where it is asked for, and y = dresidual + dx as dx is stored. */
-template <class T, int LANES, int EIGHTS, bool ADDS>
+template <int LANES, class T, int EIGHTS, bool ADDS>
 __device__ static __forceinline__ void
-norm_once_write(T *dx, T *y, const T *dresidual, const norm_eight<T> (&kept_d)[EIGHTS],
-                const norm_eight<T> (&kept_x)[EIGHTS], const norm_eight<T> (&gamma)[EIGHTS],
-                norm_once_row row, float mean, int h)
+norm_once_write(T *dx, T *y, const T *dresidual, const norm_once_kept<T, EIGHTS, ADDS> &kept,
+                const norm_eight<T> (&gamma)[EIGHTS], float mean, int h)
 {
     float d[GPU_EIGHT], v[GPU_EIGHT], g[GPU_EIGHT];
     NORM_EACH_PIECE(k, i, h)
     {
-        kept_d[k].get(d);
-        kept_x[k].get(v);
+        kept.d[k].get(d);
+        kept.x[k].get(v);
         gamma[k].get(g);
         for (int j = 0; j < GPU_EIGHT; ++j)
-            d[j] = norm_dx(d[j], v[j], g[j], row.rstd, mean);
+            d[j] = norm_dx(d[j], v[j], g[j], kept.row.rstd, mean);
         if (!ADDS || dx)
-            gpu_store_n(dx + row.at + i, d);
+            gpu_store_n(dx + kept.row.at + i, d);
         if constexpr (ADDS) {
             norm_eight<T> stored;
             stored.round(d);
             stored.get(d);
-            gpu_load_n(v, dresidual + row.at + i);
+            if constexpr (norm_once_ahead<T, EIGHTS>)
+                kept.residual[k].get(v);
+            else
+                gpu_load_n(v, dresidual + kept.row.at + i);
             for (int j = 0; j < GPU_EIGHT; ++j)
                 v[j] = __fadd_rn(v[j], d[j]); /* not into one fused multiply-add with what made d */
-            gpu_store_n(y + row.at + i, v);
+            gpu_store_n(y + kept.row.at + i, v);
         }
     }
 }
@@ -178,19 +207,23 @@ __global__ void __launch_bounds__(GPU_BLOCK)
         gpu_load_n(g, gamma + i);
         kept_gamma[k].round(g);
     }
+    constexpr bool ahead = norm_once_ahead<T, EIGHTS>;
+    const int64_t step = (int64_t)gridDim.x * rows;
+    int64_t number = (int64_t)blockIdx.x * rows + threadIdx.x / LANES;
+    norm_once_kept<T, EIGHTS, ADDS> next = {};
+    if (ahead)
+        norm_once_load<LANES>(next, dresidual, dy, x, rstd, number, t, h);
     int turn = 0;
-    for (int64_t first = (int64_t)blockIdx.x * rows; first < t; first += (int64_t)gridDim.x * rows, ++turn) {
-        const int64_t number = first + threadIdx.x / LANES;
-        const bool mine = number < t;
-        const norm_once_row row = {number * h, mine ? rstd[number] : 0.0f};
-        norm_eight<T> kept_d[EIGHTS] = {}, kept_x[EIGHTS] = {};
-        float sum = 0.0f;
-        if (mine)
-            sum = norm_once_read<T, LANES>(kept_d, kept_x, dgamma, dy, x, kept_gamma, row, h);
+    for (int64_t first = (int64_t)blockIdx.x * rows; first < t; first += step, number += step, ++turn) {
+        norm_once_kept<T, EIGHTS, ADDS> row = next;
+        if (ahead)
+            norm_once_load<LANES>(next, dresidual, dy, x, rstd, number + step, t, h);
+        else
+            norm_once_load<LANES>(row, dresidual, dy, x, rstd, number, t, h);
+        const float sum = row.mine ? norm_once_sums_of<LANES>(row, dgamma, kept_gamma, h) : 0.0f;
         const float mean = norm_once_sum<LANES>(sum, warps, turn) / (float)h;
-        if (mine)
-            norm_once_write<T, LANES, EIGHTS, ADDS>(dx, y, dresidual, kept_d, kept_x, kept_gamma, row, mean,
-                                                    h);
+        if (row.mine)
+            norm_once_write<LANES>(dx, y, dresidual, row, kept_gamma, mean, h);
     }
     if (partial)
         norm_once_join<LANES>(partial + (int64_t)blockIdx.x * h, dgamma, h);
