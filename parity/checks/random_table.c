@@ -37,7 +37,7 @@
     {                                                                                                        \
         "T=5 H=3 trained=1 | eps=1e-5", "T=1 H=1 trained=1 | eps=1e-6", "T=37 H=32 trained=1 | eps=1e-6",    \
             "T=9 H=48 trained=0 | eps=1e-5", "T=0 H=8 trained=1 | eps=1e-5",                                 \
-            "T=3 H=129 trained=1 | eps=0.5", "T=300 H=264 trained=1 | eps=1e-6",                             \
+            "T=3 H=129 trained=1 | eps=0.5", "T=515 H=264 trained=1 | eps=1e-6",                             \
             "T=265 H=24 trained=1 | eps=1e-5", ONE_PASS_SIZES                                                \
     }
 /* trained=0: gamma is frozen, no dgamma is asked. */
@@ -47,7 +47,7 @@
             "T=9 H=48 trained=1 | eps=1e-5", "T=0 H=8 trained=1 | eps=1e-5",                                 \
             "T=3 H=129 trained=1 | eps=0.5", "T=70 H=64 trained=1 | eps=1e-6",                               \
             "T=37 H=32 trained=0 | eps=1e-6", "T=3 H=129 trained=0 | eps=1e-5",                              \
-            "T=300 H=264 trained=1 | eps=1e-6", "T=265 H=24 trained=1 | eps=1e-5",                           \
+            "T=515 H=264 trained=1 | eps=1e-6", "T=265 H=24 trained=1 | eps=1e-5",                           \
             "T=260 H=40 trained=0 | eps=1e-5", ONE_PASS_SIZES                                                \
     }
 #define LAYERNORM_SIZES                                                                                      \
