@@ -98,8 +98,8 @@ assay_status parity_report_folder_open(const char *dir, int *lock)
 }
 
 /* Folders below are at the top of a hierarchy for ext4 (chattr +T): it gives each a group of blocks and inodes of its own.  In one group
- * for all of them, each new file would look past the inodes of every file that was removed in the last minute, thousands in a run (4 % of
- * its time).  Where the file system knows no such flag nothing is lost. */
+ * for all of them, each new file would look past the inodes of every file that was removed in the last minute, thousands in a run (up to 4 %
+ * of its time).  Where the file system knows no such flag nothing is lost. */
 static void spread_folders(const char *work)
 {
     int flags = 0;
