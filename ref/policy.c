@@ -101,7 +101,6 @@ void ref_policy_store(const ref_policy *p, ref_store_class class, bool gradient,
 #pragma omp parallel
         store_part(p, dtype, stream, u, x, n);
     } else {
-        store_part(p, dtype, stream, u, x,
-                   n); /* a region of one thread would still ask the system to wake the others */
+        store_part(p, dtype, stream, u, x, n);
     }
 }

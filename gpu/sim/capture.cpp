@@ -150,14 +150,14 @@ void captures_reset()
 
 bool stream_captures(cudaStream_t stream)
 {
-    std::lock_guard<std::recursive_mutex> hold(schedule_lock());
+    std::lock_guard<std::recursive_mutex> hold(the_scheduler().lock);
     const CUstream_st *s = captures().empty() ? nullptr : stream_resolve(stream);
     return s != nullptr && s->capture != nullptr;
 }
 
 cudaError_t capture_forbids_memory(const char *call)
 {
-    std::lock_guard<std::recursive_mutex> hold(schedule_lock());
+    std::lock_guard<std::recursive_mutex> hold(the_scheduler().lock);
     return capture_forbids_sync(nullptr, call);
 }
 
@@ -212,7 +212,7 @@ extern "C" {
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode)
 {
-    std::lock_guard<std::recursive_mutex> hold(schedule_lock());
+    std::lock_guard<std::recursive_mutex> hold(the_scheduler().lock);
     CUstream_st *s = stream == cudaStreamPerThread ? nullptr : stream_resolve(stream);
     if (mode < cudaStreamCaptureModeGlobal || mode > cudaStreamCaptureModeRelaxed) {
         return record_error(cudaErrorInvalidValue);
@@ -236,7 +236,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mo
 
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *pGraph)
 {
-    std::lock_guard<std::recursive_mutex> hold(schedule_lock());
+    std::lock_guard<std::recursive_mutex> hold(the_scheduler().lock);
     CUstream_st *s = stream_resolve(stream);
     if (pGraph == nullptr) {
         return record_error(cudaErrorInvalidValue);
@@ -247,7 +247,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *pGraph)
 
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus *pCaptureStatus)
 {
-    std::lock_guard<std::recursive_mutex> hold(schedule_lock());
+    std::lock_guard<std::recursive_mutex> hold(the_scheduler().lock);
     const CUstream_st *s = stream_resolve(stream);
     if (s == nullptr || pCaptureStatus == nullptr) {
         return record_error(s ? cudaErrorInvalidValue : cudaErrorInvalidResourceHandle);

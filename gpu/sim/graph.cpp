@@ -113,7 +113,7 @@ cudaError_t cudaGraphUpload(cudaGraphExec_t graphExec, cudaStream_t stream)
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t graphExec, cudaStream_t stream)
 {
-    std::lock_guard<std::recursive_mutex> hold(schedule_lock());
+    std::lock_guard<std::recursive_mutex> hold(the_scheduler().lock);
     CUstream_st *s = stream_resolve(stream);
     if (graphExec == nullptr || s == nullptr) {
         return record_error(s ? cudaErrorInvalidValue : cudaErrorInvalidResourceHandle);
@@ -133,7 +133,7 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph)
     if (graph == nullptr) {
         return record_error(cudaErrorInvalidValue);
     }
-    std::lock_guard<std::recursive_mutex> hold(schedule_lock());
+    std::lock_guard<std::recursive_mutex> hold(the_scheduler().lock);
     delete graph;
     return cudaSuccess;
 }
@@ -143,7 +143,7 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graphExec)
     if (graphExec == nullptr) {
         return record_error(cudaErrorInvalidValue);
     }
-    std::lock_guard<std::recursive_mutex> hold(schedule_lock());
+    std::lock_guard<std::recursive_mutex> hold(the_scheduler().lock);
     delete graphExec;
     return cudaSuccess;
 }

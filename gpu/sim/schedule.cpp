@@ -22,11 +22,6 @@ scheduler &the_scheduler()
     return *s;
 }
 
-std::recursive_mutex &schedule_lock()
-{
-    return the_scheduler().lock;
-}
-
 cudaError_t sticky_error()
 {
     return static_cast<cudaError_t>(the_scheduler().sticky.load());

@@ -1,4 +1,4 @@
-/* What streams and events are made of: schedule.cpp runs their queues, capture.cpp takes what would go into them. */
+/* What streams and events are made of: schedule.cpp runs their queues, streams.cpp and events.cpp are the runtime's calls, capture.cpp takes what would go into them. */
 #ifndef ASSAY_SIM_SCHEDULE_QUEUE_HPP
 #define ASSAY_SIM_SCHEDULE_QUEUE_HPP
 
@@ -73,7 +73,6 @@ struct scheduler {
 };
 
 scheduler &the_scheduler();
-std::recursive_mutex &schedule_lock();
 using schedule_hold = std::unique_lock<std::recursive_mutex>;
 
 /* State of one loop that waits. */

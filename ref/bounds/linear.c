@@ -102,8 +102,7 @@ static assay_status product(const task *p, const char *op, const ref_declared *d
 #pragma omp parallel
         product_part(p, &x, n_a, n_b, d);
     } else {
-        product_part(p, &x, n_a, n_b,
-                     d); /* a region of one thread would still ask the system to wake the others */
+        product_part(p, &x, n_a, n_b, d);
     }
     free(packed);
     return ASSAY_OK;

@@ -47,7 +47,8 @@ static inline void ref_vec_copy(double *y, const double *x, int64_t n)
         memcpy(y, x, (size_t)n * sizeof *y);
 }
 
-/* Work below this many multiplications is not worth waking a second thread. */
+/* Work below this many multiplications is not worth waking a second thread.  A region of one thread still ends by asking the system to
+ * wake the others: what is called very often calls its part outside a region instead (ref_policy_store). */
 static inline bool ref_vec_parallel(int64_t work)
 {
     return work > 20000;
