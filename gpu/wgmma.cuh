@@ -31,6 +31,18 @@ __device__ static __forceinline__ int wgmma_column(int thread, int j, int e)
     return j * 8 + mma_column(thread % GPU_WARP, e);
 }
 
+/* The warpgroup of a thread, from 0 on.  From one lane to all, so that the compiler knows that a warp has one: what names the tiles of a
+ * product is then worked out by the warp's uniform unit, once, and not by every lane and moved there. */
+__device__ static __forceinline__ int wgmma_group(void)
+{
+    const int group = (int)threadIdx.x / WGMMA_THREADS;
+#if defined(__CUDACC__)
+    return __shfl_sync(0xffffffffu, group, 0);
+#else
+    return group;
+#endif
+}
+
 /* The first place for a tile at or behind p: up to WGMMA_TILE_ALIGN - 16 bytes are left over. */
 __device__ static __forceinline__ bf16 *wgmma_tiles(void *p)
 {

@@ -141,7 +141,7 @@ __global__ void __launch_bounds__((bwd_shape<D, DV, false>::THREADS), 1)
     const bwd_places<S> at = bwd_begin<S>();
     const int heads = (int)a.heads;
     const bwd_block rows = bwd_block_of<S>(a, a.seq_q, heads, true, (int)blockIdx.x);
-    const int head = rows.plane % heads, group = (int)threadIdx.x / WGMMA_THREADS - 1;
+    const int head = rows.plane % heads, group = wgmma_group() - 1;
     if (bwd_loads<S, D, DV>(at, &q, &dout, rows, [&](bool loads) {
             load_keys<S, D, DV>(at, &k, &v, of_keys, a, rows,
                                 rows.b * (int)a.groups + head / (int)(a.heads / a.groups), loads);
@@ -263,7 +263,7 @@ __global__ void __launch_bounds__((bwd_shape<D, DV, true>::THREADS), 1)
             load_rows<S, D, DV>(at, &q, &dout, of_rows, of_queries, a, keys, keys.plane % groups, loads);
         }))
         return;
-    const int group = (int)threadIdx.x / WGMMA_THREADS - 1, mine = group % S::OWNERS;
+    const int group = wgmma_group() - 1, mine = group % S::OWNERS;
     const int first = keys.first + mine * WGMMA_ROWS;
     bf16 *const x_room = at.own_x + mine * S::X, *const y_room = at.own_y + mine * S::Y;
     auto tile_of = [&](int n, int stage) {

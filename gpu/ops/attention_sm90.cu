@@ -249,7 +249,7 @@ __global__ void __launch_bounds__((shape<D, DV>::THREADS), 1)
     GPU_SHARED(stage_barriers<S>, bar, 1);
     bf16 *q_tiles = wgmma_tiles(shared), *zeros = q_tiles + S::GROUPS * S::Q, *stages = zeros + S::ZEROS;
     const block_rows rows = rows_of_block<S::ROWS>(a, (int)blockIdx.x);
-    const int group = (int)threadIdx.x / WGMMA_THREADS - 1; /* -1 loads */
+    const int group = wgmma_group() - 1; /* -1 loads */
     if (threadIdx.x == 0) {
         for (int i = 0; i < S::STAGES; ++i) {
             mbarrier_init(&bar->k_full[i], 1);

@@ -116,7 +116,7 @@ __device__ static __forceinline__ void run_block(const tma_map *a, const tma_map
     GPU_SHARED(mbarrier, full, S::STAGES);
     GPU_SHARED(mbarrier, empty, S::STAGES);
     bf16 *tiles = wgmma_tiles(shared);
-    const int group = (int)threadIdx.x / WGMMA_THREADS;
+    const int group = wgmma_group();
     if (threadIdx.x == 0) {
         for (int s = 0; s < S::STAGES; ++s) {
             mbarrier_init(&full[s], 1);
