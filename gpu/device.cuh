@@ -202,9 +202,11 @@ static inline dim3 gpu_warp_block(void)
 #if ASSAY_SIM
 #define GPU_UNROLL
 #define GPU_NO_UNROLL
+#define GPU_UNROLL_TWICE
 #else
 #define GPU_UNROLL _Pragma("unroll")
 #define GPU_NO_UNROLL _Pragma("unroll 1")
+#define GPU_UNROLL_TWICE _Pragma("unroll 2")
 #endif
 
 /* Enqueued, or ASSAY_CUDA with the operation's name. */

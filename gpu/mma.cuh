@@ -114,6 +114,18 @@ __device__ static __forceinline__ int mma_block_again(void)
 #endif
 }
 
+/* threadIdx.x, likewise. */
+__device__ static __forceinline__ int mma_thread_again(void)
+{
+#if defined(__CUDACC__)
+    int thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread;
+#else
+    return (int)threadIdx.x;
+#endif
+}
+
 template <int D, int MT> struct mma_rows {
     unsigned r[MT][D / 16][4];
 #if ASSAY_SIM

@@ -21,14 +21,9 @@ static_assert(sizeof(attention_bwd_row) == 32, "two asynchronous copies");
 template <int D, int ROWS> __device__ static __forceinline__ bool attention_unbounded(bf16 *tile)
 {
     unsigned any = 0;
-    for (int i = (int)threadIdx.x; i < ROWS * (D / 8); i += ATTENTION_MMA_THREADS) {
-        const uint4 chunk = *(const uint4 *)attention_chunk<D, ROWS>(tile, i / (D / 8), i % (D / 8));
-        const unsigned word[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
-        GPU_UNROLL
-        for (int w = 0; w < 4; ++w) /* an exponent of ones carries into the sign's place */
-            any |= (((word[w] & 0x7f80u) + 0x80u) & 0x8000u) |
-                   (((word[w] & 0x7f800000u) + 0x800000u) & 0x80000000u);
-    }
+    for (int i = (int)threadIdx.x; i < ROWS * (D / 8); i += ATTENTION_MMA_THREADS)
+        any |= attention_unbounded_bits(
+            *(const uint4 *)attention_chunk<D, ROWS>(tile, i / (D / 8), i % (D / 8)));
     return any != 0;
 }
 

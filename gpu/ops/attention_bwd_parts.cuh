@@ -29,14 +29,19 @@ template <int D, int DV, bool OWNS_KEYS> struct bwd_shape {
     static constexpr bool AHEAD = D <= 128,
                           AHEAD_DP =
                               AHEAD && (D == 64 || !OWNS_KEYS); /* bwd_walk_ahead (attention_bwd_walk.cuh) */
-    static constexpr int ZEROS = AHEAD ? X : 0;                 /* a tile of them */
-    static constexpr int ROWS_BYTES = OWNS_KEYS ? X_STAGES * WGMMA_TERMS * (int)sizeof(attention_bwd_row)
-                                                : 0; /* what streamed rows bring */
+    static constexpr bool HOLDS_OWN =
+        D == 64 && OWNS_KEYS; /* own rows in registers: products read what is streamed alone */
+    static constexpr int ZEROS = AHEAD ? X : 0; /* a tile of them */
+    static constexpr int ROWS_BYTES =
+        OWNS_KEYS
+            ? X_STAGES * WGMMA_TERMS * ((int)sizeof(attention_bwd_row) + (int)sizeof(attention_bwd_known))
+            : 0; /* what streamed rows bring */
     static constexpr bool READS_EARLY =
         D == 64; /* of what is known, lse before a wait: it lies under the products */
     static constexpr int KNOWN =
         OWNS_KEYS ? WGMMA_TERMS / 4 : 2; /* numbers of lse, of the thread's columns or rows */
-    static constexpr int POSITIONS = OWNS_KEYS ? 1 : X_STAGES * WGMMA_TERMS;
+    static constexpr int POSITIONS = OWNS_KEYS ? 1 : X_STAGES * WGMMA_TERMS,
+                         NEAR = OWNS_KEYS ? GROUPS * WGMMA_ROWS : 1;
     static constexpr int BYTES =
         WGMMA_TILE_ALIGN - 16 + 2 * (OWN + X_STAGES * X + Y_STAGES * Y + ZEROS) + ROWS_BYTES;
     static_assert(BYTES <= 226 << 10, "what sm_90 has beside the barriers");
@@ -44,6 +49,7 @@ template <int D, int DV, bool OWNS_KEYS> struct bwd_shape {
 
 template <class S> struct bwd_barriers {
     int64_t position[S::POSITIONS]; /* of streamed keys, stage by stage, where the tile is not seen whole */
+    int near_key[S::NEAR];          /* positions of own keys, for tiles that are near */
     mbarrier own, x_full[S::X_STAGES], empty[S::X_STAGES], y_full[S::Y_STAGES], y_empty[S::Y_STAGES];
     stage_tile tile[S::X_STAGES];
     int unbounded
@@ -57,6 +63,8 @@ template <class S> struct bwd_places {
     bf16 *x, *y;             /* stages */
     bf16 *zeros;             /* a tile of x or y that is 0 */
     attention_bwd_row *rows; /* of the stages of x; null where they are keys */
+    float *
+        known; /* of each stage lse2 of its rows, then their D: four lanes read two columns each, from different banks */
     bwd_barriers<S> *bar;
 };
 
@@ -127,7 +135,32 @@ __device__ static __forceinline__ void bwd_scores(float (&c)[WGMMA_TERMS / 8][4]
     wgmma_commit();
 }
 
-/* lse2 or (DELTA) D of a tile's pairs, 8 j + mma_column(lane, e) by the thread's row e / 2, as `known(h, x)` of the tile says.  EARLY: read
+/* Own rows, as the first operand of those products: from the tile, or (HOLDS) from registers, into which it is read once. */
+template <int D, bool HOLDS> struct bwd_own {
+    bf16 *tile;
+    mma_rows<WGMMA_TERMS, 1> part[HOLDS ? D / WGMMA_TERMS : 1];
+    __device__ void read(bf16 *from)
+    {
+        tile = from;
+        GPU_UNROLL
+        for (int i = 0; i < D / WGMMA_TERMS && HOLDS; ++i)
+            mma_load_rows(&part[i], from + i * WGMMA_TILE, (int)threadIdx.x % WGMMA_THREADS / GPU_WARP * 16);
+    }
+    __device__ void scores(float (&c)[WGMMA_TERMS / 8][4], const bf16 *x) const
+    {
+        if constexpr (!HOLDS) {
+            bwd_scores<D>(c, tile, x);
+        } else {
+            GPU_UNROLL
+            for (int i = 0; i < D / WGMMA_TERMS; ++i)
+                wgmma_multiply<false>(c, part[i].r[0], x + i * WGMMA_TILE, i > 0);
+            wgmma_commit();
+        }
+    }
+};
+
+/* lse2 or (DELTA) D of a tile's pairs, 8 j + mma_column(lane, e) by the thread's row e / 2, as `known<DELTA>(x)` of the tile says: the
+ * numbers of the thread's two rows (OF_ROWS), or of columns x and x + 1.  EARLY: read
  * into registers by read(), so that what shared memory takes lies under the products that are waited for behind it. */
 template <class S, bool DELTA, class F> struct bwd_values {
     const F &of;
@@ -137,15 +170,19 @@ template <class S, bool DELTA, class F> struct bwd_values {
     }
     __device__ static float one(const F &of, int j, int e)
     {
-        const attention_bwd_known k = of.known(e >> 1, j * 8 + mma_column((int)threadIdx.x % GPU_WARP, e));
-        return DELTA ? k.delta : k.lse2;
+        const float2 two = of.template known<DELTA>(j * 8 + mma_column((int)threadIdx.x % GPU_WARP, 0));
+        return (F::OF_ROWS ? e >> 1 : e & 1) == 0 ? two.x : two.y;
     }
     __device__ void read()
     {
         if constexpr (S::READS_EARLY) {
             GPU_UNROLL
-            for (int i = 0; i < S::KNOWN; ++i)
-                kept[i] = S::KNOWN == 2 ? one(of, 0, 2 * i) : one(of, i / 2, i % 2);
+            for (int i = 0; i < S::KNOWN; i += 2) {
+                const float2 two =
+                    of.template known<DELTA>(i * 4 + mma_column((int)threadIdx.x % GPU_WARP, 0));
+                kept[i] = two.x;
+                kept[i + 1] = two.y;
+            }
         }
     }
     __device__ float operator()(int j, int e) const
@@ -219,19 +256,18 @@ __device__ static __forceinline__ void bwd_add(float (&c)[NT][4], const unsigned
 /* Bit 4 j + e: the thread sees that pair of the tile.  In a loop, which needs few registers, but where S has some to spare. */
 template <class S, class F> __device__ static __forceinline__ unsigned bwd_seen(const F &of_tile, bool near)
 {
-    auto sees = [&](int h, int x) { return of_tile.sees(h, x); };
-    auto sees_near = [&](int h, int x) { return of_tile.sees_near(h, x); };
     if (!near)
-        return attention_seen_bits<WGMMA_TERMS / 8>(sees);
+        return attention_seen_bits<WGMMA_TERMS / 8>([&](int h, int x) { return of_tile.sees(h, x); });
+    const auto sees = of_tile.near();
     if constexpr (!S::READS_EARLY)
-        return attention_seen_bits<WGMMA_TERMS / 8>(sees_near);
+        return attention_seen_bits<WGMMA_TERMS / 8>(sees);
     unsigned bits = 0;
     GPU_UNROLL
     for (int j = 0; j < WGMMA_TERMS / 8; ++j)
         GPU_UNROLL
     for (int e = 0; e < 4; ++e) {
         const int x = j * 8 + mma_column((int)threadIdx.x % GPU_WARP, e);
-        bits |= sees_near(e >> 1, x) ? 1u << (4 * j + e) : 0u;
+        bits |= sees(e >> 1, x) ? 1u << (4 * j + e) : 0u;
     }
     return bits;
 }

@@ -43,7 +43,10 @@ template <class S> __device__ static __forceinline__ bwd_places<S> bwd_begin(voi
         ((uint4 *)zeros)[i] = make_uint4(0, 0, 0, 0);
     proxy_fence(zeros, S::ZEROS * (int)sizeof(bf16));
     __syncthreads();
-    return {own_x, own_y, x, y, zeros, S::ROWS_BYTES > 0 ? (attention_bwd_row *)end : nullptr, bar};
+    if (S::ROWS_BYTES == 0)
+        return {own_x, own_y, x, y, zeros, nullptr, nullptr, bar};
+    attention_bwd_row *rows = (attention_bwd_row *)end;
+    return {own_x, own_y, x, y, zeros, rows, (float *)(rows + S::X_STAGES * WGMMA_TERMS), bar};
 }
 
 /* The block's own rows.  last_first: the last rows of all planes first, else the first ones: under a causal mask they see, or are seen,
@@ -109,6 +112,17 @@ __device__ static __forceinline__ void load_keys(const bwd_places<S> &at, const 
     load_tile<S, D, DV>(at, k, v, loads, item, {-1, ATTENTION_SEES_NONE, false}, plane, [](int) {});
 }
 
+/* What two queries see of the keys of a tile that is near. */
+typedef struct near_keys {
+    const int64_t *position;
+    int there, first[2], last[2];
+    __device__ bool operator()(int h, int x) const
+    {
+        const int key = (int)position[x];
+        return (x < there) & (key >= first[h]) & (key <= last[h]);
+    }
+} near_keys;
+
 /* A tile of keys, for the two queries of a thread. */
 typedef struct keys_met {
     const int64_t *position; /* of the tile's keys */
@@ -119,15 +133,17 @@ typedef struct keys_met {
     {
         return x < there && sight[h].sees(position[x]);
     }
-    __device__ bool sees_near(int h, int x) const
+    __device__ near_keys near() const
     {
-        const int key = (int)position[x];
-        return x < there && key >= attention_position(sight[h].first) &&
-               key <= attention_position(sight[h].last);
+        return {position,
+                there,
+                {attention_position(sight[0].first), attention_position(sight[1].first)},
+                {attention_position(sight[0].last), attention_position(sight[1].last)}};
     }
-    __device__ attention_bwd_known known(int h, int) const
+    static constexpr bool OF_ROWS = true;
+    template <bool DELTA> __device__ float2 known(int) const
     {
-        return mine[h];
+        return DELTA ? make_float2(mine[0].delta, mine[1].delta) : make_float2(mine[0].lse2, mine[1].lse2);
     }
 } keys_met;
 
@@ -192,7 +208,7 @@ load_rows(const bwd_places<S> &at, const tma_map *q, const tma_map *dout, const 
         for (int i = 0; i < WGMMA_TERMS / GPU_WARP; ++i) {
             const int token = n * WGMMA_TERMS + i * GPU_WARP + lane;
             attention_bwd_row none = {};
-            none.last = -1;
+            none.last = none.near_last = -1;
             mine[i] = token < seq_q ? of_rows[((int64_t)token * a.batch + keys.b) * a.heads + head] : none;
         }
     };
@@ -213,8 +229,13 @@ load_rows(const bwd_places<S> &at, const tma_map *q, const tma_map *dout, const 
                 load_tile<S, D, DV>(at, q, dout, loads, item++, tile, keys.b * (int)a.heads + head,
                                     [&](int stage) {
                                         GPU_UNROLL
-                                        for (int r = 0; r < WGMMA_TERMS / GPU_WARP; ++r)
-                                            at.rows[stage * WGMMA_TERMS + r * GPU_WARP + lane] = mine[r];
+                                        for (int r = 0; r < WGMMA_TERMS / GPU_WARP; ++r) {
+                                            const int row = r * GPU_WARP + lane;
+                                            float *known = at.known + stage * 2 * WGMMA_TERMS + row;
+                                            at.rows[stage * WGMMA_TERMS + row] = mine[r];
+                                            known[0] = mine[r].known.lse2;
+                                            known[WGMMA_TERMS] = mine[r].known.delta;
+                                        }
                                     });
                 if (!last || left != 0)
                     read(last ? first + __ffs((int)left) - 1 : tile.n, last ? group * per_group : head + 1);
@@ -224,28 +245,41 @@ load_rows(const bwd_places<S> &at, const tma_map *q, const tma_map *dout, const 
     load_tile<S, D, DV>(at, q, dout, loads, item, {-1, ATTENTION_SEES_NONE, false}, 0, [](int) {});
 }
 
+/* Two keys by their positions beside the queries of a tile that is near. */
+typedef struct near_rows {
+    const attention_bwd_row *row;
+    int key[2];
+    __device__ bool operator()(int h, int x) const
+    {
+        const int2 sight = *(const int2 *)&row[x].near_first; /* of rows behind the last one: 0 and -1 */
+        return (key[h] >= sight.x) & (key[h] <= sight.y);
+    }
+} near_rows;
+
 /* A tile of queries, for the two keys of a thread. */
 typedef struct rows_met {
     const attention_bwd_row *row;
+    const float *of_row; /* bwd_places.known */
     int there;
     const attention_args *a;
-    int b, first; /* key of the warpgroup's first row */
+    int b, first;        /* key of the warpgroup's first row */
+    const int *near_key; /* positions of the warpgroup's keys, for tiles that are near */
     __device__ bool sees(int h, int x) const
     {
         /* Not kept: registers are what is scarce, and few tiles ask. */
-        const int key = first + wgmma_row((int)threadIdx.x, 2 * h);
+        const int key = first + wgmma_row(mma_thread_again(), 2 * h);
         const int64_t position = key < (int)a->seq_k ? a->k_position[key * a->batch + b] : 0;
         return x < there && position >= row[x].first && position <= row[x].last;
     }
-    __device__ bool sees_near(int h, int x) const
+    __device__ near_rows near() const
     {
-        const int key = first + wgmma_row((int)threadIdx.x, 2 * h);
-        const int position = key < (int)a->seq_k ? (int)a->k_position[key * a->batch + b] : 0;
-        return x < there && position >= row[x].near_first && position <= row[x].near_last;
+        const int mine = wgmma_row(mma_thread_again(), 0);
+        return {row, {near_key[mine], near_key[mine + 8]}};
     }
-    __device__ attention_bwd_known known(int, int x) const
+    static constexpr bool OF_ROWS = false;
+    template <bool DELTA> __device__ float2 known(int x) const
     {
-        return row[x].known;
+        return *(const float2 *)&of_row[(DELTA ? WGMMA_TERMS : 0) + x];
     }
 } rows_met;
 
@@ -266,8 +300,20 @@ __global__ void __launch_bounds__((bwd_shape<D, DV, true>::THREADS), 1)
     const int group = wgmma_group() - 1, mine = group % S::OWNERS;
     const int first = keys.first + mine * WGMMA_ROWS;
     bf16 *const x_room = at.own_x + mine * S::X, *const y_room = at.own_y + mine * S::Y;
+    int *const near = at.bar->near_key + group * WGMMA_ROWS;
+    for (int h = 0; h < 2 && threadIdx.x % 4 == 0; ++h) { /* one of the four lanes that have the key */
+        const int row = wgmma_row((int)threadIdx.x, 2 * h), key = first + row;
+        near[row] = key < (int)a.seq_k ? (int)a.k_position[key * a.batch + keys.b] : 0;
+    }
+    __syncwarp();
     auto tile_of = [&](int n, int stage) {
-        return rows_met{at.rows + stage * WGMMA_TERMS, (int)a.seq_q - n * WGMMA_TERMS, &a, keys.b, first};
+        return rows_met{at.rows + stage * WGMMA_TERMS,
+                        at.known + stage * 2 * WGMMA_TERMS,
+                        (int)a.seq_q - n * WGMMA_TERMS,
+                        &a,
+                        keys.b,
+                        first,
+                        near};
     };
     float unused[1][4] = {};
     if constexpr (!S::SPLIT) {

@@ -24,7 +24,7 @@ template <class S> __device__ static __forceinline__ void bwd_end(int group)
 }
 
 /* A warpgroup's 64 own rows over all tiles: OF_X: of_x += dS x; OF_Y: of_y += P y.  tile_of(n, stage): what `sees(h, x)`, of a
- * tile that is near sees_near(h, x), and `known(h, x)` of a tile. */
+ * tile that is near near()(h, x), and `known<DELTA>(x)` of a tile. */
 template <class S, int D, int DV, bool OF_X, bool OF_Y, int NX, int NY, class F>
 __device__ static __forceinline__ void bwd_walk(float (&of_x)[NX][4], float (&of_y)[NY][4],
                                                 const bwd_places<S> &at, int group, int rows, float scale2,
@@ -101,19 +101,22 @@ __device__ static __forceinline__ void bwd_walk_ahead(float (&of_x)[NX][4], floa
                                                       float scale2, F tile_of)
 {
     constexpr int CHECKED_Y = OF_Y ? S::Y : 0;
-    const bf16 *own_x = at.own_x + group % S::OWNERS * S::X, *own_y = at.own_y + group % S::OWNERS * S::Y;
+    bwd_own<D, S::HOLDS_OWN> own_x;
+    bwd_own<DV, S::HOLDS_OWN> own_y;
     float s[WGMMA_TERMS / 8][4], dp[WGMMA_TERMS / 8][4];
     unsigned p[4][4], ds[4][4];
     int checks = 0;
     bool by_pairs = false;
     mbarrier_wait(&at.bar->own, 0);
+    own_x.read(at.own_x + group % S::OWNERS * S::X);
+    own_y.read(at.own_y + group % S::OWNERS * S::Y);
     mbarrier_wait(&at.bar->x_full[0], 0);
     stage_tile tile = at.bar->tile[0];
     if (tile.n >= 0) {
         mbarrier_wait(&at.bar->y_full[0], 0);
         wgmma_fence();
-        bwd_scores<D>(s, own_x, at.x);
-        bwd_scores<DV>(dp, own_y, at.y);
+        own_x.scores(s, at.x);
+        own_y.scores(dp, at.y);
         const auto of_tile = tile_of(tile.n, 0);
         const bool all = tile.sight == ATTENTION_SEES_ALL;
         bwd_values<S, false, decltype(of_tile)> lse2(of_tile);
@@ -167,9 +170,9 @@ __device__ static __forceinline__ void bwd_walk_ahead(float (&of_x)[NX][4], floa
         bf16 *x_coming = at.x + x_next * S::X, *y_coming = at.y + y_next * S::Y;
         mbarrier_wait(&at.bar->y_full[y_next], (item + 1) / S::Y_STAGES % 2);
         wgmma_fence();
-        bwd_scores<D>(s, own_x, x_coming);
+        own_x.scores(s, x_coming);
         if constexpr (S::AHEAD_DP)
-            bwd_scores<DV>(dp, own_y, y_coming);
+            own_y.scores(dp, y_coming);
         if constexpr (OF_Y)
             bwd_add(of_y, p, y_tile);
         bwd_add(of_x, ds, x_tile);
@@ -197,7 +200,7 @@ __device__ static __forceinline__ void bwd_walk_ahead(float (&of_x)[NX][4], floa
         leave(&at.bar->empty[x_stage]);
         if constexpr (!S::AHEAD_DP) {
             wgmma_fence();
-            bwd_scores<DV>(dp, own_y, y_coming);
+            own_y.scores(dp, y_coming);
             wgmma_wait<0>(dp);
             delta.read();
             bwd_slopes(dp, s, all, seen, delta);

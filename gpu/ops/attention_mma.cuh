@@ -306,6 +306,15 @@ template <int D, int ROWS> __device__ static __forceinline__ bool attention_clea
     return any;
 }
 
+/* Bits 15 and 31 of the pairs of bf16 that are not finite: an exponent of ones carries into the sign's place, and no further. */
+__device__ static __forceinline__ unsigned attention_unbounded_bits(uint4 eight)
+{
+    const unsigned exponents = 0x7f807f80u, one = 0x00800080u;
+    return (((eight.x & exponents) + one) | ((eight.y & exponents) + one) | ((eight.z & exponents) + one) |
+            ((eight.w & exponents) + one)) &
+           0x80008000u;
+}
+
 __device__ static __forceinline__ bool attention_finite(float v)
 {
     return (__float_as_uint(v) & 0x7f800000u) != 0x7f800000u;

@@ -261,15 +261,13 @@ __device__ static __forceinline__ void exponentials(float (&s)[NT][4], row_softm
 /* Whether the thread's share of a tile of N numbers holds an infinity or a NaN. */
 template <int N> __device__ static __forceinline__ bool has_unbounded(const bf16 *tile)
 {
-    bool any = false;
+    unsigned any = 0;
+    /* twice: all of them at once would take registers of those who call it */
+    GPU_UNROLL_TWICE
     for (int i = (int)threadIdx.x % WGMMA_THREADS; i < N / 8; i += WGMMA_THREADS) {
-        const uint4 chunk = ((const uint4 *)tile)[i];
-        const unsigned word[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
-        GPU_UNROLL
-        for (int w = 0; w < 4; ++w)
-            any = any || (word[w] & 0x7f80u) == 0x7f80u || (word[w] & 0x7f800000u) == 0x7f800000u;
+        any |= attention_unbounded_bits(((const uint4 *)tile)[i]);
     }
-    return any;
+    return any != 0;
 }
 
 /* Whether one of two tiles of NX and NY numbers does, for the whole warpgroup, which meets here.  item: from 1 on, another one at each
