@@ -55,7 +55,7 @@ slices() {
     echo "doctor 10 90 the device, its libraries, every kernel variant and what it declares"
     echo "exact 40 300 every operation alone on one rank, all variants: exact on lattices, within bounds on random numbers"
     echo "local 80 460 every case at layout 1: each operation of real steps within its bound"
-    echo "nccl 60 300 two and three ranks: collectives alone, then steps under dp2 and tp2"
+    echo "nccl 90 300 two and three ranks: collectives alone, then steps under dp2 and tp2"
     for ((i = 1; i <= shards; i++)); do
         echo "matrix-$i 200 460 part $i of $shards of the default matrix"
     done
@@ -68,7 +68,7 @@ slices() {
         echo "sanitizer-$tool 120 460 every operation alone, highest rungs and plain kernels, under compute-sanitizer --tool $tool"
     done
     echo "debug-memory 40 300 launches one by one (CUDA_LAUNCH_BLOCKING), a dense and an expert model"
-    echo "rates 150 460 assay bench: Llama-3.2-1B at 4k and 16k tokens, a layer of Qwen3-30B-A3B; cuBLASLt's first algorithms and the fastest; PyTorch beside"
+    echo "rates 240 460 assay bench: Llama-3.2-1B at 4k and 16k tokens, a layer of Qwen3-30B-A3B; cuBLASLt's first algorithms and the fastest; PyTorch beside"
 }
 if $list; then slices | awk '{n = $1; e = $2; l = $3; $1 = $2 = $3 = ""; printf "%-20s expected %3d s, at most %3d s:%s\n", n, e, l, $0}'; exit 0; fi
 for name in ${wanted[@]+"${wanted[@]}"} $inside; do

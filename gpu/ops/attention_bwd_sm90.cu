@@ -321,14 +321,19 @@ __global__ void __launch_bounds__((bwd_shape<D, DV, true>::THREADS), 1)
         bwd_walk_ahead<S, D, DV, true>(of_k, of_v, at, group, (int)a.seq_q, scale2, tile_of);
         bwd_put(&dk, x_room, of_k, a.scale, keys.plane, first);
         bwd_put(&dv, y_room, of_v, 1.0f, keys.plane, first);
-    } else if (group == 0) {
-        float of_k[D / 8][4] = {};
-        bwd_walk<S, D, DV, true, false>(of_k, unused, at, group, (int)a.seq_q, scale2, tile_of);
-        bwd_put(&dk, x_room, of_k, a.scale, keys.plane, first);
-    } else {
-        float of_v[DV / 8][4] = {};
-        bwd_walk<S, D, DV, false, true>(unused, of_v, at, group, (int)a.seq_q, scale2, tile_of);
-        bwd_put(&dv, y_room, of_v, 1.0f, keys.plane, first);
+    } else { /* one array for both, so that they meet in one place */
+        static_assert(D >= DV, "the sums of dv have room");
+        float sums[D / 8][4] = {};
+        float(&of_v)[DV / 8][4] = *(float(*)[DV / 8][4]) sums;
+        if (group == 0)
+            bwd_walk<S, D, DV, true, false>(sums, unused, at, group, (int)a.seq_q, scale2, tile_of);
+        else
+            bwd_walk<S, D, DV, false, true>(unused, of_v, at, group, (int)a.seq_q, scale2, tile_of);
+        named_barrier_sync(TURN_OF_GROUP, S::GROUPS * WGMMA_THREADS); /* no product reads own rows any more */
+        if (group == 0)
+            bwd_put(&dk, x_room, sums, a.scale, keys.plane, first);
+        else
+            bwd_put(&dv, y_room, of_v, 1.0f, keys.plane, first);
     }
     tma_store_wait_read<0>();
 }

@@ -14,12 +14,10 @@ __device__ static __forceinline__ bool bwd_by_pairs(bool all, const bf16 *x, con
     return !all && is_unbounded<NX, NY>(x, y, &unbounded[*checks % 2], group, *checks);
 }
 
-/* No product of those who share own rows reads them any more. */
+/* No product of the warpgroup reads its own rows any more.  Two that share them (S::SPLIT) meet behind the walk, in one place. */
 template <class S> __device__ static __forceinline__ void bwd_end(int group)
 {
-    if constexpr (S::SPLIT)
-        named_barrier_sync(TURN_OF_GROUP, S::GROUPS * WGMMA_THREADS);
-    else
+    if constexpr (!S::SPLIT)
         named_barrier_sync(OWN_GROUP + group, WGMMA_THREADS);
 }
 
