@@ -122,6 +122,81 @@ __device__ static __forceinline__ void load_tile(const bwd_places<S> &at, const 
     bwd_load<DV>(at.y + y_stage * S::Y, y, y_full, plane, tile.n * WGMMA_TERMS);
 }
 
+/* --- a tile as a thread meets it --------------------------------------------------------------------------------- */
+
+/* What two queries see of the keys of a tile that is near. */
+typedef struct near_keys {
+    const int64_t *position;
+    int there, first[2], last[2];
+    __device__ bool operator()(int h, int x) const
+    {
+        const int key = (int)position[x];
+        return (x < there) & (key >= first[h]) & (key <= last[h]);
+    }
+} near_keys;
+
+/* A tile of keys, for the two queries of a thread. */
+typedef struct keys_met {
+    const int64_t *position; /* of the tile's keys */
+    int there;               /* how many of them there are */
+    row_sight sight[2];
+    attention_bwd_known mine[2];
+    __device__ bool sees(int h, int x) const
+    {
+        return x < there && sight[h].sees(position[x]);
+    }
+    __device__ near_keys near() const
+    {
+        return {position,
+                there,
+                {attention_position(sight[0].first), attention_position(sight[1].first)},
+                {attention_position(sight[0].last), attention_position(sight[1].last)}};
+    }
+    static constexpr bool OF_ROWS = true;
+    template <bool DELTA> __device__ float2 known(int) const
+    {
+        return DELTA ? make_float2(mine[0].delta, mine[1].delta) : make_float2(mine[0].lse2, mine[1].lse2);
+    }
+} keys_met;
+
+/* Two keys by their positions beside the queries of a tile that is near. */
+typedef struct near_rows {
+    const attention_bwd_row *row;
+    int key[2];
+    __device__ bool operator()(int h, int x) const
+    {
+        const int2 sight = *(const int2 *)&row[x].near_first; /* of rows behind the last one: 0 and -1 */
+        return (key[h] >= sight.x) & (key[h] <= sight.y);
+    }
+} near_rows;
+
+/* A tile of queries, for the two keys of a thread. */
+typedef struct rows_met {
+    const attention_bwd_row *row;
+    const float *of_row; /* bwd_places.known */
+    int there;
+    const attention_args *a;
+    int b, first;        /* key of the warpgroup's first row */
+    const int *near_key; /* positions of the warpgroup's keys, for tiles that are near */
+    __device__ bool sees(int h, int x) const
+    {
+        /* Not kept: registers are what is scarce, and few tiles ask. */
+        const int key = first + wgmma_row(mma_thread_again(), 2 * h);
+        const int64_t position = key < (int)a->seq_k ? a->k_position[key * a->batch + b] : 0;
+        return x < there && position >= row[x].first && position <= row[x].last;
+    }
+    __device__ near_rows near() const
+    {
+        const int mine = wgmma_row(mma_thread_again(), 0);
+        return {row, {near_key[mine], near_key[mine + 8]}};
+    }
+    static constexpr bool OF_ROWS = false;
+    template <bool DELTA> __device__ float2 known(int x) const
+    {
+        return *(const float2 *)&of_row[(DELTA ? WGMMA_TERMS : 0) + x];
+    }
+} rows_met;
+
 /* --- the warpgroups that multiply ------------------------------------------------------------------------------- */
 
 /* c = own rows times the rows of a tile; a group of its own. */
