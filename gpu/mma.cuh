@@ -9,7 +9,7 @@
  *              result, B a tile
  *   mma_row_of_four            a row of four neighbouring results as bf16, 8 columns a lane, to store 16 bytes at once
  *   mma_copy16, mma_commit, mma_wait   16 bytes from global memory to a tile (cp.async), or zeros
- *   mma_exp2, mma_block_again          what else the kernels on matrix units need an instruction by name for
+ *   mma_exp2, mma_block_again, mma_thread_again   what else the kernels on matrix units need an instruction by name for
  *
  * All 32 lanes of a warp call them together.  On a device: mma.m16n8k16, ldmatrix, cp.async of sm_80; k ascends in steps of 16.  In
  * the simulator: gpu/sim/include/assay_sim_matrix.h, which reports what a device would compute wrongly in silence. */

@@ -37,7 +37,7 @@ __device__ static __forceinline__ int wgmma_group(void)
 {
     const int group = (int)threadIdx.x / WGMMA_THREADS;
 #if defined(__CUDACC__)
-    return __shfl_sync(0xffffffffu, group, 0);
+    return __shfl_sync(gpu_all_lanes, group, 0);
 #else
     return group;
 #endif

@@ -1,5 +1,5 @@
-/* What the kernels of attention backward k3 (attention_bwd_sm90.cu) are made of: the tiles of a block, the warp that loads them, the
- * products of a warpgroup.
+/* What the kernels of attention backward k3 (attention_bwd_sm90.cu) are made of: the tiles of a block, the warp that loads them, what
+ * a thread meets of a tile, the products of a warpgroup.
  *
  * Both kernels are the same walk.  A block owns rows of two tensors: q and dO of one head, or k and v of a group.  It meets tiles of 64
  * rows of the other two, the streamed ones, k and v or q and dO:
@@ -263,7 +263,7 @@ template <class S, bool DELTA, class F> struct bwd_values {
     __device__ float operator()(int j, int e) const
     {
         if constexpr (S::READS_EARLY)
-            return kept[S::KNOWN == 2 ? e >> 1 : 2 * j + (e & 1)];
+            return kept[F::OF_ROWS ? e >> 1 : 2 * j + (e & 1)];
         else
             return one(of, j, e);
     }
