@@ -382,10 +382,21 @@ static block_map::const_iterator mapping_of(const block_map &blocks, uintptr_t a
     return blocks.end();
 }
 
+/* For a signal handler, whose own thread may have the lock: another one that has it is waited for, but not for ever. */
+static std::unique_lock<std::mutex> lock_for_report(heap &h)
+{
+    std::unique_lock<std::mutex> hold(h.lock, std::try_to_lock);
+    for (int i = 0; i < 1000 && !hold.owns_lock(); ++i) {
+        usleep(1000);
+        hold.try_lock();
+    }
+    return hold;
+}
+
 bool memory_describe(const void *ptr, char *text, size_t bytes)
 {
     heap &h = the_heap();
-    std::unique_lock<std::mutex> hold(h.lock, std::try_to_lock); /* called from a signal handler */
+    const std::unique_lock<std::mutex> hold = lock_for_report(h);
     if (!hold.owns_lock()) {
         return false;
     }
@@ -415,8 +426,8 @@ bool memory_describe(const void *ptr, char *text, size_t bytes)
 bool memory_is_private(const void *ptr)
 {
     heap &h = the_heap();
-    std::unique_lock<std::mutex> hold(h.lock, std::try_to_lock); /* called from a signal handler */
-    if (!config().device_private || !hold.owns_lock() || h.open > 0)
+    const std::unique_lock<std::mutex> hold = lock_for_report(h);
+    if (!config().device_private || !hold.owns_lock())
         return false;
     const auto it = mapping_of(h.blocks, reinterpret_cast<uintptr_t>(ptr));
     const unsigned char *p = static_cast<const unsigned char *>(ptr);

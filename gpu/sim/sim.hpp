@@ -121,7 +121,8 @@ void memory_fill_guard_before(unsigned char *p, size_t bytes, uint64_t serial);
 bool memory_guard_before_intact(const unsigned char *p, size_t bytes, uint64_t serial, size_t *back);
 /* Says where an address lies that must not be accessed: before or behind a block, or in a freed one.  false: near no block. */
 bool memory_describe(const void *ptr, char *text, size_t bytes);
-/* Whether it lies in device memory that is closed to the host just now. */
+/* Whether the host's access to ptr can have failed only because device memory was closed: it lies in a living block of it.  Not whether
+ * it is closed by now: while the handler of the fault runs, another thread opens it for work of a stream. */
 bool memory_is_private(const void *ptr);
 /* The source line of an address of the program (simt_source.cpp), or module and offset. */
 void source_place(const void *pc, char *text, size_t bytes);
