@@ -1,13 +1,14 @@
 /* Heads of one product: split, norm of each head of q and k where the model has one, rope, in one launch.  docs/OPS.md 10.
  *
  *   k0  one thread for each head of a token                             fp32, sequential fma; rope element-wise
- *   k1  without a norm eight pairs a thread, rows along the grid;        fp32, tree of that many lanes; rope element-wise
- *       with one the lanes of rmsnorm's k2 for each head, several heads
- *       a warp.  128-bit accesses
+ *   k1  without a norm eight pairs of four heads a thread, tokens along  fp32, tree of that many lanes; rope element-wise
+ *       the grid; with one the lanes of rmsnorm's k2 for each head,
+ *       several heads a warp.  128-bit accesses
  *
  * qkv is read from memory once; what stays inside is rounded to its type in registers, and stored where somebody wants it.  k1 has the bits
  * of the highest rungs of qkv_split_fwd, rmsnorm_fwd and rope_fwd (tests/gpu/test_qkv_rope.c).  With a norm a lane takes its pairs behind
- * the sum, and finds them in the cache. */
+ * the sum, and finds them in the cache; of heads of 128 columns, all of which turn, the pairs are the columns of its sum: it keeps those of
+ * four heads. */
 #include "gpu/ops/norm.cuh"
 #include "gpu/ops/qkv_rope.cuh"
 
@@ -33,12 +34,11 @@ template <class T> struct qkv_head {
     bool turns;
 };
 
-/* row < 2^31: (token groups + group) in_group + head */
 template <class T>
-__device__ static __forceinline__ qkv_head<T> qkv_head_of(const qkv_heads<T> &a, int64_t row)
+__device__ static __forceinline__ qkv_head<T> qkv_head_of(const qkv_heads<T> &a, qkv_place p)
 {
-    const unsigned group = (unsigned)row / a.in_group, head = (unsigned)row % a.in_group,
-                   per_group = a.in_group - 2;
+    const unsigned group = p.group, head = p.head, per_group = a.in_group - 2;
+    const int64_t row = (int64_t)group * a.in_group + head;
     qkv_head<T> h = {a.qkv + row * a.d, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, true};
     if (head < per_group) {
         const int64_t at = (int64_t)group * per_group + head;
@@ -83,7 +83,7 @@ __device__ static __forceinline__ float qkv_element(const qkv_head<T> &h, int64_
 template <class T, bool NORM> __global__ void qkv_rope_fwd_k0(qkv_heads<T> a)
 {
     for (int64_t row = gpu_thread(); row < a.tokens * a.groups * a.in_group; row += gpu_threads()) {
-        const qkv_head<T> h = qkv_head_of(a, row);
+        const qkv_head<T> h = qkv_head_of(a, qkv_place_of(row, a.in_group));
         float r = 0.0f;
         if (NORM && h.turns) {
             float sum = 0.0f;
@@ -106,20 +106,12 @@ template <class T, bool NORM> __global__ void qkv_rope_fwd_k0(qkv_heads<T> a)
 }
 
 /* --- k1 ----------------------------------------------------------------------------------------------------- */
-__device__ static __forceinline__ void qkv_round(float (&)[GPU_EIGHT], const float *)
-{
-}
-__device__ static __forceinline__ void qkv_round(float (&v)[GPU_EIGHT], const bf16 *)
-{
-    for (int j = 0; j < GPU_EIGHT; j += 2)
-        gpu_halves(v + j, gpu_pair(v[j], v[j + 1]));
-}
-
 /* Elements i ... i+7 of a head before they turn. */
 template <class T, bool NORM>
-__device__ static __forceinline__ void qkv_eight(float (&v)[GPU_EIGHT], const qkv_head<T> &h, int i, float r)
+__device__ static __forceinline__ void qkv_eight(float (&v)[GPU_EIGHT], const norm_eight<T> &kept,
+                                                 const qkv_head<T> &h, int i, float r)
 {
-    gpu_load_n(v, h.x + i);
+    kept.get(v);
     if (h.raw)
         gpu_store_n(h.raw + i, v);
     if (NORM && h.turns) {
@@ -127,37 +119,46 @@ __device__ static __forceinline__ void qkv_eight(float (&v)[GPU_EIGHT], const qk
         gpu_load_n(g, h.gamma + i);
         for (int j = 0; j < GPU_EIGHT; ++j)
             v[j] = v[j] * r * g[j];
-        qkv_round(v, h.x);
+        norm_eight<T> stored;
+        stored.round(v);
+        stored.get(v);
         if (h.norm)
             gpu_store_n(h.norm + i, v);
     }
 }
 
-/* Eight pairs from i on; behind the last pair the eight that pass. */
+/* Eight pairs of a head from i on, and what they become. */
 template <class T, bool NORM>
-__device__ static __forceinline__ void qkv_pairs(const qkv_head<T> &h, int i, int pairs, float r)
+__device__ static __forceinline__ void qkv_pairs_out(const qkv_head<T> &h, const qkv_pairs<T> &kept,
+                                                     const qkv_angles &angle, int i, int pairs, float r)
 {
-    float first[GPU_EIGHT], second[GPU_EIGHT], c[GPU_EIGHT], s[GPU_EIGHT];
-    qkv_eight<T, NORM>(second, h, i + pairs, r);
+    float first[GPU_EIGHT], second[GPU_EIGHT];
+    qkv_eight<T, NORM>(second, kept.second, h, i + pairs, r);
     if (i < pairs) {
-        qkv_eight<T, NORM>(first, h, i, r);
-        if (h.turns) {
-            gpu_load_n(c, h.cos + i);
-            gpu_load_n(s, h.sin + i);
-            for (int j = 0; j < GPU_EIGHT; ++j)
-                rope_turn(first[j], second[j], c[j], s[j]);
-        }
+        qkv_eight<T, NORM>(first, kept.first, h, i, r);
+        for (int j = 0; h.turns && j < GPU_EIGHT; ++j)
+            rope_turn(first[j], second[j], angle.cos[j], angle.sin[j]);
         gpu_store_n(h.out + i, first);
     }
     gpu_store_n(h.out + i + pairs, second);
 }
 
-template <class T> __global__ void qkv_rope_fwd_k1(qkv_heads<T> a)
+template <class T> __global__ void __launch_bounds__(GPU_BLOCK) qkv_rope_fwd_k1(qkv_heads<T> a)
 {
     const int pairs = (int)a.pairs, columns = (int)a.d - pairs;
-    GPU_EACH_EIGHT(row, i, a.tokens * a.groups * a.in_group, columns)
+    const unsigned of_token = a.groups * a.in_group, parts = qkv_parts(of_token);
+    GPU_EACH_EIGHT(number, i, a.tokens * parts, columns)
     {
-        qkv_pairs<T, false>(qkv_head_of(a, row), i, pairs, 0.0f);
+        const qkv_part part = qkv_part_of(number, parts, of_token, a.in_group);
+        const int64_t position = a.position[part.token]; /* first: cosines wait for it */
+        qkv_pairs<T> kept[QKV_TOGETHER] = {};
+        qkv_each_head(part, a.in_group,
+                      [&](int n, qkv_place p) { kept[n].load(qkv_head_of(a, p).x, i, pairs); });
+        qkv_angles angle = {};
+        angle.load(a.cos, a.sin, position, i, pairs);
+        qkv_each_head(part, a.in_group, [&](int n, qkv_place p) {
+            qkv_pairs_out<T, false>(qkv_head_of(a, p), kept[n], angle, i, pairs, 0.0f);
+        });
     }
 }
 
@@ -184,15 +185,54 @@ template <class T, int LANES> __global__ void qkv_norm_rope_fwd_k1(qkv_heads<T> 
         const int64_t row = first + gpu_lanes_group<LANES>();
         qkv_head<T> h = {};
         if (row < rows)
-            h = qkv_head_of(a, row);
+            h = qkv_head_of(a, qkv_place_of(row, a.in_group));
         const float sum = gpu_lanes_sum<LANES>(h.turns ? qkv_squares<T, LANES>(h.x, lane, d) : 0.0f);
         if (row >= rows)
             continue;
         const float r = 1.0f / sqrtf(sum / (float)d + a.eps);
-        for (int i = lane * GPU_EIGHT; i < d - pairs; i += LANES * GPU_EIGHT)
-            qkv_pairs<T, true>(h, i, pairs, r);
+        const int64_t position = a.position[(unsigned)row / (a.groups * a.in_group)];
+        for (int i = lane * GPU_EIGHT; i < d - pairs; i += LANES * GPU_EIGHT) {
+            qkv_pairs<T> kept = {};
+            qkv_angles angle = {};
+            kept.load(h.x, i, pairs);
+            if (h.turns)
+                angle.load(a.cos, a.sin, position, i, pairs);
+            qkv_pairs_out<T, true>(h, kept, angle, i, pairs, r);
+        }
         if (h.turns && lane == 0)
             *h.rstd = r;
+    }
+}
+
+/* Heads of 2 x 8 LANES columns, all of which turn: a lane's pairs are the columns of its sum. */
+template <class T, int LANES> __global__ void qkv_norm_rope_fwd_k1_kept(qkv_heads<T> a)
+{
+    constexpr int pairs = LANES * GPU_EIGHT;
+    const int i = gpu_lane<LANES>() * GPU_EIGHT;
+    const unsigned of_token = a.groups * a.in_group, parts = qkv_parts(of_token);
+    for (int64_t first = gpu_lanes_first<LANES>(); first < a.tokens * parts;
+         first += gpu_lanes_step<LANES>()) {
+        const int64_t number = first + gpu_lanes_group<LANES>();
+        qkv_part part = qkv_part_of(number, parts, of_token, a.in_group);
+        if (number >= a.tokens * parts)
+            part.heads = 0;
+        const int64_t position = part.heads > 0 ? a.position[part.token] : 0;
+        qkv_pairs<T> kept[QKV_TOGETHER] = {};
+        qkv_angles angle = {};
+        float r[QKV_TOGETHER];
+        qkv_each_head(part, a.in_group,
+                      [&](int n, qkv_place p) { kept[n].load(qkv_head_of(a, p).x, i, pairs); });
+        if (part.heads > 0)
+            angle.load(a.cos, a.sin, position, i, pairs);
+        GPU_UNROLL
+        for (int n = 0; n < QKV_TOGETHER; ++n)
+            r[n] = 1.0f / sqrtf(gpu_lanes_sum<LANES>(kept[n].squares()) / (float)(2 * pairs) + a.eps);
+        qkv_each_head(part, a.in_group, [&](int n, qkv_place p) {
+            const qkv_head<T> h = qkv_head_of(a, p);
+            qkv_pairs_out<T, true>(h, kept[n], angle, i, pairs, r[n]);
+            if (h.turns && i == 0)
+                *h.rstd = r[n];
+        });
     }
 }
 
@@ -227,6 +267,12 @@ template <class T> static qkv_heads<T> heads_of(const gpu_operands *o)
 
 template <class T, int LANES> static cudaError_t launch_lanes(const qkv_heads<T> &a, cudaStream_t stream)
 {
+    if constexpr (LANES == 8) {
+        if (a.pairs == LANES * GPU_EIGHT && a.d == 2 * a.pairs)
+            return GPU_LAUNCH((qkv_norm_rope_fwd_k1_kept<T, LANES>),
+                              gpu_grid(a.tokens * qkv_parts(a.groups * a.in_group), GPU_ROW_BLOCK / LANES),
+                              dim3(GPU_ROW_BLOCK), 0, stream, a);
+    }
     return GPU_LAUNCH((qkv_norm_rope_fwd_k1<T, LANES>),
                       gpu_grid(a.tokens * a.groups * a.in_group, GPU_ROW_BLOCK / LANES), dim3(GPU_ROW_BLOCK),
                       0, stream, a);
@@ -236,7 +282,8 @@ template <class T> static cudaError_t launch(const gpu_work *w, bool norm)
 {
     const qkv_heads<T> a = heads_of<T>(w->o);
     const int64_t rows = a.tokens * a.groups * a.in_group;
-    const gpu_pieces_launch eights = gpu_pieces_of(rows, (a.d - a.pairs) / GPU_EIGHT);
+    const gpu_pieces_launch eights =
+        gpu_pieces_of(a.tokens * qkv_parts(a.groups * a.in_group), (a.d - a.pairs) / GPU_EIGHT);
     if (w->variant > 0 && norm)
         return GPU_BY_LANES(gpu_row_lanes(a.d), launch_lanes, T, a, w->stream);
     if (w->variant > 0)

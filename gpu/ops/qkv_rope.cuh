@@ -2,8 +2,8 @@
 #ifndef GPU_OPS_QKV_ROPE_CUH
 #define GPU_OPS_QKV_ROPE_CUH
 
+#include "gpu/ops/norm.cuh"
 #include "gpu/ops/rope.cuh"
-#include "gpu/vector.cuh"
 
 template <class T> __device__ static __forceinline__ T *qkv_row(T *p, int64_t row, int64_t d)
 {
@@ -19,6 +19,91 @@ __device__ static __forceinline__ float qkv_as_stored(float v, const bf16 *)
 {
     return __bfloat162float(__float2bfloat16_rn(v));
 }
+
+/* A head of a token: its group, counted over all tokens, and its number there; row = group in_group + head < 2^31. */
+typedef struct qkv_place {
+    unsigned group, head;
+} qkv_place;
+
+__device__ static __forceinline__ qkv_place qkv_place_of(int64_t row, unsigned in_group)
+{
+    return {(unsigned)row / in_group, (unsigned)row % in_group};
+}
+
+/* k1 has the same columns of four heads of a token under way: cosines and sines are read once for all of them, and a thread that waits has
+ * asked for 128 bytes (in bf16) instead of 32. */
+enum { QKV_TOGETHER = 4 };
+
+typedef struct qkv_part {
+    unsigned token, heads; /* heads: how many there are, at most QKV_TOGETHER */
+    qkv_place first;
+} qkv_part;
+
+/* Parts of a token of that many heads. */
+__host__ __device__ static inline unsigned qkv_parts(unsigned of_token)
+{
+    return (of_token + QKV_TOGETHER - 1) / QKV_TOGETHER;
+}
+
+__device__ static __forceinline__ qkv_part qkv_part_of(int64_t number, unsigned parts, unsigned of_token,
+                                                       unsigned in_group)
+{
+    const unsigned token = (unsigned)number / parts, head = (unsigned)number % parts * QKV_TOGETHER;
+    return {token, min(of_token - head, (unsigned)QKV_TOGETHER),
+            qkv_place_of((int64_t)token * of_token + head, in_group)};
+}
+
+__device__ static __forceinline__ qkv_place qkv_behind(qkv_place p, unsigned in_group)
+{
+    return p.head + 1 == in_group ? qkv_place{p.group + 1, 0} : qkv_place{p.group, p.head + 1};
+}
+
+/* each(number, place) for the heads of a part */
+template <class F>
+__device__ static __forceinline__ void qkv_each_head(const qkv_part &part, unsigned in_group, F each)
+{
+    qkv_place p = part.first;
+    GPU_UNROLL
+    for (int n = 0; n < QKV_TOGETHER; ++n, p = qkv_behind(p, in_group))
+        if (n < (int)part.heads)
+            each(n, p);
+}
+
+/* Cosines and sines of eight pairs of a token; none behind the last pair. */
+typedef struct qkv_angles {
+    float cos[GPU_EIGHT], sin[GPU_EIGHT];
+    __device__ __forceinline__ void load(const float *of_cos, const float *of_sin, int64_t position, int i,
+                                         int pairs)
+    {
+        if (i >= pairs)
+            return;
+        gpu_load_n(cos, of_cos + position * pairs + i);
+        gpu_load_n(sin, of_sin + position * pairs + i);
+    }
+} qkv_angles;
+
+/* Eight pairs of a head as they are stored: elements i ... i+7 and their partners; behind the last pair the eight that pass alone. */
+template <class T> struct qkv_pairs {
+    norm_eight<T> first, second;
+    __device__ __forceinline__ void load(const T *x, int i, int pairs)
+    {
+        second.load(x + i + pairs);
+        if (i < pairs)
+            first.load(x + i);
+    }
+    /* Added in this order, as rmsnorm's k2 does. */
+    __device__ __forceinline__ float squares(void) const
+    {
+        float v[GPU_EIGHT], sum = 0.0f;
+        first.get(v);
+        for (int j = 0; j < GPU_EIGHT; ++j)
+            sum = fmaf(v[j], v[j], sum);
+        second.get(v);
+        for (int j = 0; j < GPU_EIGHT; ++j)
+            sum = fmaf(v[j], v[j], sum);
+        return sum;
+    }
+};
 
 /* Outputs are memory of their own: a head is read behind the stores of others. */
 static inline assay_status qkv_check_apart(const gpu_operands *o)

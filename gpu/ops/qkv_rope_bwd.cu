@@ -2,11 +2,12 @@
  *
  *   k0  one thread for each head of a token; dgamma: one for each      fp32, sequential fma; rope element-wise
  *       column
- *   k1  without a norm eight pairs a thread, rows along the grid;      fp32, trees; rope element-wise
- *       with one 16 threads a head (up to D = 128) or 32, eight
- *       columns each, dgamma in registers beside dx: rmsnorm_bwd's k3
- *       (gpu/ops/norm_once.cuh) on what turned back.  Blocks for
- *       queries, keys and values.  Up to D = 256.
+ *   k1  without a norm eight pairs of four heads a thread, tokens      fp32, trees; rope element-wise
+ *       along the grid; with one 16 threads a head (up to D = 128)
+ *       or 32, eight columns each, dgamma in registers beside dx:
+ *       rmsnorm_bwd's k3 (gpu/ops/norm_once.cuh) on what turned
+ *       back, the next head asked for before this one's sum.
+ *       Blocks for queries, keys and values.  Up to D = 256.
  *
  * What the norm reads is rounded to its type in registers, and stored where somebody wants it: k1 has the bits of the highest rungs of
  * rope_bwd, rmsnorm_bwd and qkv_split_bwd (tests/gpu/test_qkv_rope_bwd.c).  A head is read twice with its partner's half, the second
@@ -31,7 +32,7 @@ __device__ static __forceinline__ float qkv_turned_back(const T *dy, const float
 template <class T, bool NORM> __global__ void qkv_rope_bwd_k0(qkv_back<T> a)
 {
     for (int64_t row = gpu_thread(); row < a.tokens * a.groups * a.in_group; row += gpu_threads()) {
-        const qkv_grad<T> h = qkv_grad_of<T, NORM>(a, row);
+        const qkv_grad<T> h = qkv_grad_of<T, NORM>(a, qkv_place_of(row, a.in_group));
         const int pairs = h.turns ? a.pairs : 0;
         float sum = 0.0f;
         for (int i = 0; NORM && h.turns && i < a.d; ++i)
@@ -69,105 +70,148 @@ template <class T> __global__ void qkv_norm_rope_bwd_gamma_k0(qkv_back<T> a)
 }
 
 /* --- k1 ----------------------------------------------------------------------------------------------------- */
-template <class T> __global__ void qkv_rope_bwd_k1(qkv_back<T> a)
+template <class T>
+__device__ static __forceinline__ void qkv_pairs_back(const qkv_grad<T> &h, const qkv_pairs<T> &kept,
+                                                      const qkv_angles &angle, int i, int pairs)
+{
+    float first[GPU_EIGHT], second[GPU_EIGHT];
+    kept.second.get(second);
+    if (i < pairs) {
+        kept.first.get(first);
+        for (int j = 0; h.turns && j < GPU_EIGHT; ++j)
+            rope_turn(first[j], second[j], angle.cos[j], -angle.sin[j]);
+        if (h.turned)
+            gpu_store_n(h.turned + i, first);
+        gpu_store_n(h.out + i, first);
+    }
+    if (h.turned)
+        gpu_store_n(h.turned + i + pairs, second);
+    gpu_store_n(h.out + i + pairs, second);
+}
+
+template <class T> __global__ void __launch_bounds__(GPU_BLOCK) qkv_rope_bwd_k1(qkv_back<T> a)
 {
     const int pairs = a.pairs;
-    GPU_EACH_EIGHT(row, i, a.tokens * a.groups * a.in_group, a.d - pairs)
+    const unsigned of_token = a.groups * a.in_group, parts = qkv_parts(of_token);
+    GPU_EACH_EIGHT(number, i, a.tokens * parts, a.d - pairs)
     {
-        const qkv_grad<T> h = qkv_grad_of<T, false>(a, row);
-        float first[GPU_EIGHT], second[GPU_EIGHT], c[GPU_EIGHT], s[GPU_EIGHT];
-        gpu_load_n(second, h.dy + i + pairs);
-        if (i < pairs) {
-            gpu_load_n(first, h.dy + i);
-            if (h.turns) {
-                gpu_load_n(c, h.cos + i);
-                gpu_load_n(s, h.sin + i);
-                for (int j = 0; j < GPU_EIGHT; ++j)
-                    rope_turn(first[j], second[j], c[j], -s[j]);
-            }
-            if (h.turned)
-                gpu_store_n(h.turned + i, first);
-            gpu_store_n(h.out + i, first);
-        }
-        if (h.turned)
-            gpu_store_n(h.turned + i + pairs, second);
-        gpu_store_n(h.out + i + pairs, second);
+        const qkv_part part = qkv_part_of(number, parts, of_token, a.in_group);
+        const int64_t position = a.position[part.token]; /* first: cosines wait for it */
+        qkv_pairs<T> kept[QKV_TOGETHER] = {};
+        qkv_each_head(part, a.in_group,
+                      [&](int n, qkv_place p) { kept[n].load(qkv_grad_of<T, false>(a, p).dy, i, pairs); });
+        qkv_angles angle = {};
+        angle.load(a.cos, a.sin, position, i, pairs);
+        qkv_each_head(part, a.in_group, [&](int n, qkv_place p) {
+            qkv_pairs_back(qkv_grad_of<T, false>(a, p), kept[n], angle, i, pairs);
+        });
     }
 }
 
-/* Elements i ... i+7 of a head, turned back, as they are stored: with the eight of the other half. */
-template <class T>
-__device__ static __forceinline__ void qkv_eight_back(float (&v)[GPU_EIGHT], const T *dy,
-                                                      const float *cos_row, const float *sin_row, int i,
-                                                      int pairs)
-{
-    gpu_load_n(v, dy + i);
-    if (i >= 2 * pairs)
-        return;
-    const bool second = i >= pairs;
-    const int at = second ? i - pairs : i;
-    float other[GPU_EIGHT], c[GPU_EIGHT], s[GPU_EIGHT];
-    gpu_load_n(other, dy + (second ? at : at + pairs));
-    gpu_load_n(c, cos_row + at);
-    gpu_load_n(s, sin_row + at);
-    for (int j = 0; j < GPU_EIGHT; ++j) {
-        float a = second ? other[j] : v[j], b = second ? v[j] : other[j];
-        rope_turn(a, b, c[j], -s[j]);
-        v[j] = second ? b : a;
+/* Eight columns of a head, from i on: what a thread reads of it. */
+template <class T> struct qkv_normed {
+    norm_eight<T> dy, other, x; /* other: of dy, the partners of the eight */
+    qkv_angles angle;
+    float rstd;
+    bool mine; /* there is such a head */
+
+    __device__ __forceinline__ void load(const qkv_back<T> &a, const qkv_side<T> &s, int64_t row,
+                                         int64_t position, int i)
+    {
+        mine = row < s.rows && i < a.d;
+        if (!mine)
+            return;
+        const int64_t at = row * a.d + i;
+        dy.load(s.dy + at);
+        x.load(s.x + at);
+        rstd = s.rstd[row];
+        if (i < 2 * a.pairs) {
+            other.load(s.dy + (i < a.pairs ? at + a.pairs : at - a.pairs));
+            angle.load(a.cos, a.sin, position, i < a.pairs ? i : i - a.pairs, a.pairs);
+        }
     }
-    norm_eight<T> stored;
-    stored.round(v);
-    stored.get(v);
-}
+    /* Turned back, as they are stored. */
+    __device__ __forceinline__ void turned_back(float (&v)[GPU_EIGHT], int i, int pairs) const
+    {
+        dy.get(v);
+        if (i >= 2 * pairs)
+            return;
+        const bool second = i >= pairs;
+        float partner[GPU_EIGHT];
+        other.get(partner);
+        for (int j = 0; j < GPU_EIGHT; ++j) {
+            float a = second ? partner[j] : v[j], b = second ? v[j] : partner[j];
+            rope_turn(a, b, angle.cos[j], -angle.sin[j]);
+            v[j] = second ? b : a;
+        }
+        norm_eight<T> stored;
+        stored.round(v);
+        stored.get(v);
+    }
+};
 
 /* Values as they are, in pieces of 16 bytes; block of blocks. */
-template <class T>
+template <class T, int LANES>
 __device__ static __forceinline__ void qkv_values_back(const qkv_back<T> &a, int64_t block, int64_t blocks)
 {
-    const unsigned pieces = (unsigned)(a.d * (int)sizeof(T) / GPU_VECTOR_BYTES);
-    const int64_t n = a.tokens * a.groups * pieces;
+    constexpr int rows = GPU_BLOCK / LANES;
+    const int pieces = a.d * (int)sizeof(T) / GPU_VECTOR_BYTES;
     const uint4 *from = reinterpret_cast<const uint4 *>(a.dv);
     uint4 *to = reinterpret_cast<uint4 *>(a.dqkv);
-    for (int64_t e = block * GPU_BLOCK + threadIdx.x; e < n; e += blocks * GPU_BLOCK)
-        to[((e / pieces + 1) * a.in_group - 1) * pieces + e % pieces] = from[e];
+    for (int64_t row = block * rows + threadIdx.x / LANES; row < a.tokens * a.groups; row += blocks * rows)
+        for (int e = gpu_lane<LANES>(); e < pieces; e += LANES)
+            to[((row + 1) * a.in_group - 1) * pieces + e] = from[row * pieces + e];
 }
 
-/* Blocks of the queries, of the keys, of the values.  One piece of eight a lane. */
+template <class T>
+__device__ static __forceinline__ int64_t qkv_position(const qkv_back<T> &a, const qkv_side<T> &s,
+                                                       int64_t row)
+{
+    return row < s.rows ? a.position[(unsigned)row / s.heads] : 0;
+}
+
+/* Blocks of the queries, of the keys, of the values.  One piece of eight a lane.  The positions are asked for one head further ahead than
+ * the rest, or a thread would wait for one before it could ask for cosines. */
 template <class T, int LANES> __global__ void __launch_bounds__(GPU_BLOCK) qkv_norm_rope_bwd_k1(qkv_back<T> a)
 {
     constexpr int rows = GPU_BLOCK / LANES;
     const int normed = a.q.blocks + a.k.blocks, d = a.d, i = gpu_lane<LANES>() * GPU_EIGHT;
     if ((int)blockIdx.x >= normed) {
-        qkv_values_back(a, (int)blockIdx.x - normed, (int)gridDim.x - normed);
+        qkv_values_back<T, LANES>(a, (int)blockIdx.x - normed, (int)gridDim.x - normed);
         return;
     }
     const bool key = (int)blockIdx.x >= a.q.blocks;
     const qkv_side<T> s = key ? a.k : a.q;
     const int block = (int)blockIdx.x - (key ? a.q.blocks : 0);
-    float dgamma[1][GPU_EIGHT] = {};
-    for (int64_t first = (int64_t)block * rows; first < s.rows; first += (int64_t)s.blocks * rows) {
-        const int64_t row = first + threadIdx.x / LANES, at = row * d + i;
-        const bool mine = row < s.rows && i < d;
-        float dy[GPU_EIGHT], x[GPU_EIGHT], g[GPU_EIGHT], r = 0.0f, sum = 0.0f;
-        if (mine) {
-            const int64_t entry = a.position[(unsigned)row / s.heads] * a.pairs;
-            qkv_eight_back(dy, s.dy + row * d, a.cos + entry, a.sin + entry, i, a.pairs);
-            if (s.turned)
-                gpu_store_n(s.turned + at, dy);
-            gpu_load_n(x, s.x + at);
-            gpu_load_n(g, s.gamma + i);
-            r = s.rstd[row];
-            sum = norm_once_terms(sum, dgamma[0], dy, x, g, r);
-        }
+    const int64_t step = (int64_t)s.blocks * rows;
+    float dgamma[1][GPU_EIGHT] = {}, g[GPU_EIGHT] = {};
+    if (i < d)
+        gpu_load_n(g, s.gamma + i);
+    int64_t row = (int64_t)block * rows + threadIdx.x / LANES;
+    qkv_normed<T> next = {};
+    next.load(a, s, row, qkv_position(a, s, row), i);
+    int64_t position = qkv_position(a, s, row + step);
+    for (int64_t first = (int64_t)block * rows; first < s.rows; first += step, row += step) {
+        const qkv_normed<T> head = next;
+        next.load(a, s, row + step, position, i);
+        position = qkv_position(a, s, row + 2 * step);
+        float dy[GPU_EIGHT], x[GPU_EIGHT], sum = 0.0f;
+        head.turned_back(dy, i, a.pairs);
+        head.x.get(x);
+        if (head.mine)
+            sum = norm_once_terms(sum, dgamma[0], dy, x, g, head.rstd);
         const float mean = gpu_lanes_sum<LANES>(sum) / (float)d;
-        if (!mine)
+        if (!head.mine)
             continue;
+        const int64_t at = row * d + i;
+        if (s.turned)
+            gpu_store_n(s.turned + at, dy);
         for (int j = 0; j < GPU_EIGHT; ++j)
-            dy[j] = norm_dx(dy[j], x[j], g[j], r, mean);
+            dy[j] = norm_dx(dy[j], x[j], g[j], head.rstd, mean);
         if (s.dx)
             gpu_store_n(s.dx + at, dy);
-        const unsigned group = (unsigned)row / s.of_group, head = s.place + (unsigned)row % s.of_group;
-        gpu_store_n(a.dqkv + ((int64_t)group * a.in_group + head) * d + i, dy);
+        const unsigned group = (unsigned)row / s.of_group, of = s.place + (unsigned)row % s.of_group;
+        gpu_store_n(a.dqkv + ((int64_t)group * a.in_group + of) * d + i, dy);
     }
     if (s.partial)
         norm_once_join<LANES>(s.partial + (int64_t)block * d, dgamma, d);
@@ -272,7 +316,7 @@ template <class T> static cudaError_t launch(const gpu_work *w, bool norm)
         return norm_once_lanes(a.d) == GPU_WARP ? launch_lanes<T, GPU_WARP>(a, w->stream)
                                                 : launch_lanes<T, 16>(a, w->stream);
     const gpu_pieces_launch eights =
-        gpu_pieces_of(a.tokens * a.groups * a.in_group, (a.d - a.pairs) / GPU_EIGHT);
+        gpu_pieces_of(a.tokens * qkv_parts(a.groups * a.in_group), (a.d - a.pairs) / GPU_EIGHT);
     return GPU_LAUNCH_NO_BARRIER(qkv_rope_bwd_k1<T>, eights.grid, eights.block, 0, w->stream, a);
 }
 

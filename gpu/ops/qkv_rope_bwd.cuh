@@ -36,14 +36,13 @@ template <class T> struct qkv_grad {
     bool turns;
 };
 
-/* row < 2^31: (token groups + group) in_group + head */
 template <class T, bool NORM>
-__device__ static __forceinline__ qkv_grad<T> qkv_grad_of(const qkv_back<T> &a, int64_t row)
+__device__ static __forceinline__ qkv_grad<T> qkv_grad_of(const qkv_back<T> &a, qkv_place p)
 {
-    const unsigned group = (unsigned)row / a.in_group, head = (unsigned)row % a.in_group;
+    const unsigned group = p.group, head = p.head;
     const int64_t d = a.d;
     qkv_grad<T> h = {};
-    h.out = a.dqkv + row * d;
+    h.out = a.dqkv + ((int64_t)group * a.in_group + head) * d;
     if (head == a.in_group - 1) {
         h.dy = a.dv + group * d;
         return h;

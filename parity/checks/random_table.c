@@ -102,7 +102,8 @@
 #define QKV_NORM_ROWS                                                                                        \
     {                                                                                                        \
         "T=70 A=6 G=2 D=16 P=9 h=8 trained=1 | " SPLIT, "T=41 A=4 G=4 D=32 P=9 h=8 trained=0 | " SPLIT,      \
-            "T=19 A=8 G=2 D=136 P=9 h=64 trained=1 | " SPLIT, "T=700 A=6 G=1 D=8 P=9 h=0 trained=1 | " SPLIT \
+            "T=19 A=8 G=2 D=136 P=9 h=64 trained=1 | " SPLIT,                                                \
+            "T=700 A=12 G=1 D=16 P=9 h=8 trained=1 | " SPLIT                                                 \
     }
 #define TURN_SLOTS                                                                                           \
     {SLOT("cos", TURN_COS)}, {SLOT("sin", TURN_SIN)},                                                        \
