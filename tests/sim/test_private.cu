@@ -90,7 +90,7 @@ static void *read_again_and_again(void *p)
 {
     while (!enqueued)
         usleep(1000);
-    for (int i = 0; i < 300; ++i, usleep(1000))
+    for (int i = 0; i < 30000; ++i, usleep(1000)) /* the first read behind the closing ends it */
         (void)static_cast<volatile float *>(p)[11];
     _exit(0);
 }
