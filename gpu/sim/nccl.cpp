@@ -46,7 +46,7 @@ template <class F> ncclResult_t await(ncclComm *c, F ready, const char *what)
                               nccl_table(c->shm, std::string(what) + ": rank " + std::to_string(r) +
                                                      " is dead or has left"));
                     segment_close(c->shm);
-                    return ncclRemoteError;
+                    return nccl_error(c);
                 }
             }
         }
@@ -61,7 +61,7 @@ template <class F> ncclResult_t await(ncclComm *c, F ready, const char *what)
             nccl_fail(c, ncclSystemError,
                       nccl_table(c->shm, std::string(what) + ": rank " + who + " never came" + limit));
             segment_close(c->shm);
-            return ncclSystemError;
+            return nccl_error(c);
         }
         c->shm.listen(c->rank, seen, 0.005 * patience(c->ranks));
     }

@@ -19,12 +19,15 @@ extern "C" const char *ncclGetLastError(ncclComm_t comm)
     return last_error_text.c_str();
 }
 
+/* The communicator's first error is that of every rank: one that failed and ended must not become another error, of a dead rank, on those
+ * that look for it at that moment. */
 void nccl_fail(ncclComm *comm, ncclResult_t code, const std::string &text)
 {
-    int32_t none = 0;
+    int32_t first = 0;
     nccl_remember(text);
-    comm->async_error = code;
-    if (comm->shm.head->error.compare_exchange_strong(none, code)) {
+    const bool mine = comm->shm.head->error.compare_exchange_strong(first, code);
+    comm->async_error = mine ? code : first;
+    if (mine) {
         const ssize_t ignored = write(STDERR_FILENO, text.data(), text.size());
         (void)ignored;
     }
