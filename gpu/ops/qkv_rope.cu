@@ -345,7 +345,7 @@ static void head_lanes(assay_arith *a, const gpu_ctx *, const gpu_operands *o)
 #define TURNED GPU_ADAPTS("q k", GPU_ELEMENTWISE(0), turns_stored, "what turns is the norm as it is stored")
 GPU_LADDER(qkv_rope_fwd) = {
     GPU_RUNG("one thread a head", qkv_rope_fwd, GPU_DECLARES(COPIED " q k", GPU_ELEMENTWISE(0))),
-    GPU_RUNG_IF("eight pairs a thread, rows along the grid", qkv_rope_fwd, NULL, qkv_pairs_of_eights, NULL,
+    GPU_RUNG_IF("eight pairs of four heads a thread", qkv_rope_fwd, NULL, qkv_pairs_of_eights, NULL,
                 GPU_SM_80, GPU_DECLARES(COPIED " q k", GPU_ELEMENTWISE(0))),
     GPU_LADDER_END,
 };

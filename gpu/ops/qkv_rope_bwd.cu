@@ -108,48 +108,6 @@ template <class T> __global__ void __launch_bounds__(GPU_BLOCK) qkv_rope_bwd_k1(
     }
 }
 
-/* Eight columns of a head, from i on: what a thread reads of it. */
-template <class T> struct qkv_normed {
-    norm_eight<T> dy, other, x; /* other: of dy, the partners of the eight */
-    qkv_angles angle;
-    float rstd;
-    bool mine; /* there is such a head */
-
-    __device__ __forceinline__ void load(const qkv_back<T> &a, const qkv_side<T> &s, int64_t row,
-                                         int64_t position, int i)
-    {
-        mine = row < s.rows && i < a.d;
-        if (!mine)
-            return;
-        const int64_t at = row * a.d + i;
-        dy.load(s.dy + at);
-        x.load(s.x + at);
-        rstd = s.rstd[row];
-        if (i < 2 * a.pairs) {
-            other.load(s.dy + (i < a.pairs ? at + a.pairs : at - a.pairs));
-            angle.load(a.cos, a.sin, position, i < a.pairs ? i : i - a.pairs, a.pairs);
-        }
-    }
-    /* Turned back, as they are stored. */
-    __device__ __forceinline__ void turned_back(float (&v)[GPU_EIGHT], int i, int pairs) const
-    {
-        dy.get(v);
-        if (i >= 2 * pairs)
-            return;
-        const bool second = i >= pairs;
-        float partner[GPU_EIGHT];
-        other.get(partner);
-        for (int j = 0; j < GPU_EIGHT; ++j) {
-            float a = second ? partner[j] : v[j], b = second ? v[j] : partner[j];
-            rope_turn(a, b, angle.cos[j], -angle.sin[j]);
-            v[j] = second ? b : a;
-        }
-        norm_eight<T> stored;
-        stored.round(v);
-        stored.get(v);
-    }
-};
-
 /* Values as they are, in pieces of 16 bytes; block of blocks. */
 template <class T, int LANES>
 __device__ static __forceinline__ void qkv_values_back(const qkv_back<T> &a, int64_t block, int64_t blocks)
@@ -161,13 +119,6 @@ __device__ static __forceinline__ void qkv_values_back(const qkv_back<T> &a, int
     for (int64_t row = block * rows + threadIdx.x / LANES; row < a.tokens * a.groups; row += blocks * rows)
         for (int e = gpu_lane<LANES>(); e < pieces; e += LANES)
             to[((row + 1) * a.in_group - 1) * pieces + e] = from[row * pieces + e];
-}
-
-template <class T>
-__device__ static __forceinline__ int64_t qkv_position(const qkv_back<T> &a, const qkv_side<T> &s,
-                                                       int64_t row)
-{
-    return row < s.rows ? a.position[(unsigned)row / s.heads] : 0;
 }
 
 /* Blocks of the queries, of the keys, of the values.  One piece of eight a lane.  The positions are asked for one head further ahead than
@@ -405,7 +356,7 @@ static void key_columns(assay_arith *a, const gpu_ctx *, const gpu_operands *o)
     STORED "; as many chains as rows up to those of 256 blocks, 16 in each up to D = 128, 8 up to 256"
 GPU_LADDER(qkv_rope_bwd) = {
     GPU_RUNG("one thread a head", qkv_rope_bwd, GPU_DECLARES("dq_raw dk_raw dqkv", GPU_ELEMENTWISE(0))),
-    GPU_RUNG_IF("eight pairs a thread, rows along the grid", qkv_rope_bwd, NULL, qkv_pairs_of_eights, NULL,
+    GPU_RUNG_IF("eight pairs of four heads a thread", qkv_rope_bwd, NULL, qkv_pairs_of_eights, NULL,
                 GPU_SM_80, GPU_DECLARES("dq_raw dk_raw dqkv", GPU_ELEMENTWISE(0))),
     GPU_LADDER_END,
 };
