@@ -5,7 +5,7 @@
 #include "core/run/outputs.h"
 #include "parity/parity.h"
 #include "parity/run/manual.h"
-#include "ref/fast/blas_core.h"
+#include "ref/fast/restart.h"
 #include <stdio.h>
 #include <string.h>
 
@@ -48,7 +48,7 @@ int main(int argc, char **argv)
     int writer;
     if (assay_async_writer(argc, argv, &writer))
         return writer;
-    ref_blas_core_restart(argv);
+    ref_restart(argv);
     parity_set_commit(ASSAY_COMMIT);
     parity_verbs_set(VERBS, N_VERBS);
     if (argc < 2) {

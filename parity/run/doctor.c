@@ -3,6 +3,7 @@
 #include "parity/run/cases.h"
 #include "parity/run/engine.h"
 #include "ref/fast/blas_core.h"
+#include "ref/fast/restart.h"
 #include <cblas.h>
 #include <sodium.h>
 #include <stdlib.h>
@@ -129,6 +130,8 @@ int parity_main_doctor(int argc, char **argv)
     ref_blas_core_describe(core, sizeof core);
     printf("%-14s %s\n", "OpenBLAS", openblas_get_config());
     printf("%-14s core type %s\n", "", core);
+    ref_omp_wait_describe(core, sizeof core);
+    printf("%-14s threads wait: %s\n", "OpenMP", core);
     printf("%-14s %s\n", "Jansson", jansson_version_str());
     printf("%-14s %s\n", "libsodium", sodium_version_string());
     printf("%-14s %s, Unicode %s\n", "utf8proc", utf8proc_version(), utf8proc_unicode_version());

@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 /* The second start finds here what the library had chosen at the first. */
 static const char guard[] = "ASSAY_OPENBLAS_CORE_BEFORE", coretype[] = "OPENBLAS_CORETYPE";
@@ -70,16 +69,17 @@ static bool is_set(const char *name)
     return value != NULL && value[0] != '\0';
 }
 
-void ref_blas_core_restart(char *const argv[])
+bool ref_blas_core_tell(void)
 {
     if (is_set(coretype) || is_set(guard))
-        return;
+        return false;
     const ref_cpu cpu = ref_cpu_here();
     const char *before = openblas_get_corename(), *type = ref_blas_core_choose(&cpu, before, library_has);
-    if (type == NULL || setenv(guard, before, 1) != 0 || setenv(coretype, type, 1) != 0)
-        return;
-    execv("/proc/self/exe", argv);
-    /* Slower, and otherwise the same. */
+    return type != NULL && setenv(guard, before, 1) == 0 && setenv(coretype, type, 1) == 0;
+}
+
+void ref_blas_core_untell(void)
+{
     unsetenv(coretype);
     unsetenv(guard);
 }

@@ -23,9 +23,10 @@ ref_cpu ref_cpu_here(void);
 const char *ref_blas_core_choose(const ref_cpu *cpu, const char *corename,
                                  bool (*library_has)(const char *type));
 
-/* The beginning of main: starts this program again, once, with OPENBLAS_CORETYPE set, where the library's choice is too old.
- * Never where the user has set the variable.  Returns when there is nothing to do. */
-void ref_blas_core_restart(char *const argv[]);
+/* Sets OPENBLAS_CORETYPE where the library's choice is too old, for the next start of this program (ref/fast/restart.h).  Never where the
+ * user has set the variable.  false: there is nothing to tell. */
+bool ref_blas_core_tell(void);
+void ref_blas_core_untell(void);
 
 /* "SkylakeX, chosen by assay (the library alone: Prescott)" */
 void ref_blas_core_describe(char *out, size_t capacity);

@@ -200,6 +200,29 @@ Test(cli_verbs, doctor_says_which_kernels_openblas_runs_and_who_chose_them)
     cli_free(&r);
 }
 
+/* Threads of the judge sleep while they wait, unless the user has said how they wait, or that there is one. */
+Test(cli_verbs, doctor_says_how_threads_wait_and_who_chose_it)
+{
+    static const struct {
+        const char *name, *value, *words;
+    } rows[] = {{"OMP_WAIT_POLICY", NULL, "threads wait: passive, chosen by assay\n"},
+                {"OMP_WAIT_POLICY", "active", "threads wait: active, chosen by the user (OMP_WAIT_POLICY)\n"},
+                {"GOMP_SPINCOUNT", "7", "threads wait: 7 turns, chosen by the user (GOMP_SPINCOUNT)\n"},
+                {"OMP_NUM_THREADS", "1", "threads wait: as the library chose\n"}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        unsetenv("OMP_WAIT_POLICY");
+        unsetenv("OMP_NUM_THREADS");
+        if (rows[i].value != NULL)
+            setenv(rows[i].name, rows[i].value, 1);
+        cli_result r = cli_run("doctor");
+        cli_expect_success(&r, "doctor");
+        cr_expect(strstr(r.out, rows[i].words) != NULL, "expected '%s' in\n%s", rows[i].words, r.out);
+        cr_expect_eq(cli_count(r.out, "threads wait"), 1, "%s", r.out);
+        cli_free(&r);
+        unsetenv(rows[i].name);
+    }
+}
+
 #if defined(__x86_64__)
 /* A library that does not know the CPU is told what the CPU can do: assay starts itself once more, with the same words. */
 Test(cli_verbs, kernels_older_than_the_cpu_are_not_kept)

@@ -1,0 +1,49 @@
+/* What libraries are told before they are loaded. */
+#include "ref/fast/restart.h"
+
+#include "ref/fast/blas_core.h"
+
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static const char chosen[] = "ASSAY_OMP_WAIT_CHOSEN", policy[] = "OMP_WAIT_POLICY",
+                  spins[] = "GOMP_SPINCOUNT";
+
+static bool tell_omp(void)
+{
+    const char *threads = getenv("OMP_NUM_THREADS");
+    if (getenv(policy) != NULL || getenv(spins) != NULL || (threads != NULL && strcmp(threads, "1") == 0))
+        return false;
+    return setenv(policy, "passive", 1) == 0 && setenv(chosen, "1", 1) == 0;
+}
+
+void ref_restart(char *const argv[])
+{
+    const bool omp = tell_omp(), blas = ref_blas_core_tell();
+    if (!omp && !blas)
+        return;
+    execv("/proc/self/exe", argv);
+    /* Slower, and otherwise the same. */
+    if (omp) {
+        unsetenv(policy);
+        unsetenv(chosen);
+    }
+    if (blas)
+        ref_blas_core_untell();
+}
+
+void ref_omp_wait_describe(char *out, size_t capacity)
+{
+    const char *wait = getenv(policy), *count = getenv(spins);
+    if (getenv(chosen) != NULL && wait != NULL)
+        snprintf(out, capacity, "%s, chosen by assay", wait);
+    else if (wait != NULL)
+        snprintf(out, capacity, "%s, chosen by the user (%s)", wait, policy);
+    else if (count != NULL)
+        snprintf(out, capacity, "%s turns, chosen by the user (%s)", count, spins);
+    else
+        snprintf(out, capacity, "as the library chose");
+}
