@@ -29,7 +29,8 @@ grep -nE '<<<' gpu/ops/*.cu gpu/*.c gpu/parallel/*.c 2>/dev/null && complain "la
 # Planted bugs name their places by text: ci/mutants.sh builds them, minutes later.
 while read -r f; do
     mapfile -t mutants < <(grep -lxF "in $f" tests/mutants/*.mutant)
-    awk -v source="$f" -v path="$f" -f tests/mutants/plant.awk "${mutants[@]}" >/dev/null || complain "$f: the planted bugs above"
+    ((${#mutants[@]} > 0)) || complain "$f: no planted bug names it exactly so"
+    awk -v source="$f" -v path="$f" -f tests/mutants/plant.awk "${mutants[@]}" </dev/null >/dev/null || complain "$f: the planted bugs above"
 done < <(sed -n 's/^in //p' tests/mutants/*.mutant | sort -u)
 ((bad == 0)) && echo "lint: ${#sources[@]} files clean"
 exit $bad
