@@ -44,7 +44,7 @@ void ref_restart(char *const argv[])
 void ref_omp_wait_describe(char *out, size_t capacity)
 {
     const char *wait = getenv(policy), *count = getenv(spins);
-    if (getenv(chosen) != NULL && wait != NULL)
+    if (getenv(chosen) != NULL && wait != NULL && strcmp(wait, "passive") == 0)
         snprintf(out, capacity, "%s, chosen by assay", wait);
     else if (wait != NULL)
         snprintf(out, capacity, "%s, chosen by the user (%s)", wait, policy);
