@@ -15,7 +15,7 @@ static void make_run(void)
 
 static void drop_run(void)
 {
-    assay_remove_tree(run, "/tmp/");
+    cr_assert_eq(assay_remove_tree(run, "/tmp"), ASSAY_OK, "%s", assay_error_message());
 }
 
 TestSuite(checkpoint_folder, .init = make_run, .fini = drop_run);

@@ -19,7 +19,7 @@ static char *records_of(const char *target, const char *model, const char *optio
     snprintf(name, sizeof name, "trace-%s-%s", model, target);
     const char *trace = engine_file(name);
     setenv("ASSAY_SIM_TARGET", target, 1);
-    (void)assay_remove_tree(trace, engine_folder);
+    cr_assert_eq(assay_remove_tree(trace, engine_folder), ASSAY_OK, "%s", assay_error_message());
     ENGINE_RUN(1, "step --model %s%s --batch %s%s/train_batch.safetensors --trace %s --out %s %s", GOLDEN,
                model, GOLDEN, model, trace, engine_file("out"), options);
     snprintf(name + strlen(name), sizeof name - strlen(name), "/rank-00000.jsonl");

@@ -15,7 +15,7 @@ static void make_root(void)
 
 static void drop_root(void)
 {
-    assay_remove_tree(root, "/tmp/");
+    cr_assert_eq(assay_remove_tree(root, "/tmp"), ASSAY_OK, "%s", assay_error_message());
 }
 
 TestSuite(parity_cases, .init = make_root, .fini = drop_root);

@@ -196,6 +196,7 @@ static int64_t failures_of_parts(int skipped, int64_t first, int64_t n, float wr
     parity_report_destroy(r);
     assay_trace_close(trace);
     assay_spec_destroy(spec);
+    remove_path(dir);
     return failed;
 }
 

@@ -22,7 +22,7 @@ static void make_root(void)
 
 static void drop_root(void)
 {
-    assay_remove_tree(root, "/tmp/");
+    cr_assert_eq(assay_remove_tree(root, "/tmp"), ASSAY_OK, "%s", assay_error_message());
 }
 
 static char *slurp(const char *name)

@@ -20,7 +20,7 @@ static void make_root(void)
 
 static void drop_root(void)
 {
-    assay_remove_tree(root, "/tmp/");
+    cr_assert_eq(assay_remove_tree(root, "/tmp"), ASSAY_OK, "%s", assay_error_message());
 }
 
 static void add(parity_report *r, const char *layout, parity_check check, const char *op, parity_verdict v,

@@ -92,5 +92,6 @@ Test(parity_showcase, what_is_altered_in_an_honest_layout_is_said)
         altered(dir, rows[i].file, rows[i].from, rows[i].to);
         cr_expect_eq(diff_sentence_of(SHOWCASE "dense/1", dir, sentence), 1, "%s: %s", rows[i].to, sentence);
         cr_expect(strstr(sentence, rows[i].word), "%s: %s", rows[i].to, sentence);
+        remove_path(dir);
     }
 }

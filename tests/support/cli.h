@@ -38,7 +38,7 @@ static inline void cli_setup(void)
 
 static inline void cli_teardown(void)
 {
-    (void)assay_remove_tree(cli_folder, "/tmp");
+    cr_assert_eq(assay_remove_tree(cli_folder, "/tmp"), ASSAY_OK, "%s", assay_error_message());
 }
 
 /* Path of a file in the test's folder; eight may be in use at a time. */

@@ -23,7 +23,7 @@ static inline void make_root(void)
 
 static inline void drop_root(void)
 {
-    assay_remove_tree(root, "/tmp/");
+    cr_assert_eq(assay_remove_tree(root, "/tmp"), ASSAY_OK, "%s", assay_error_message());
 }
 
 static inline char *read_whole(const char *name, uint64_t *bytes)
