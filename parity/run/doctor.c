@@ -130,6 +130,7 @@ int parity_main_doctor(int argc, char **argv)
     ref_blas_core_describe(core, sizeof core);
     printf("%-14s %s\n", "OpenBLAS", openblas_get_config());
     printf("%-14s core type %s\n", "", core);
+    printf("%-14s threads: %d\n", "", openblas_get_num_threads());
     ref_omp_wait_describe(core, sizeof core);
     printf("%-14s threads wait: %s\n", "OpenMP", core);
     printf("%-14s %s\n", "Jansson", jansson_version_str());

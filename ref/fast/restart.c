@@ -10,20 +10,31 @@
 #include <unistd.h>
 
 static const char chosen[] = "ASSAY_OMP_WAIT_CHOSEN", policy[] = "OMP_WAIT_POLICY",
-                  spins[] = "GOMP_SPINCOUNT";
+                  spins[] = "GOMP_SPINCOUNT", blas_threads[] = "OPENBLAS_NUM_THREADS";
+
+/* Both libraries have one thread then, and nothing waits. */
+static bool one_thread(void)
+{
+    const char *threads = getenv("OMP_NUM_THREADS");
+    return threads != NULL && strcmp(threads, "1") == 0;
+}
 
 static bool tell_omp(void)
 {
-    const char *threads = getenv("OMP_NUM_THREADS");
-    if (getenv(policy) != NULL || getenv(spins) != NULL || (threads != NULL && strcmp(threads, "1") == 0))
+    if (getenv(policy) != NULL || getenv(spins) != NULL || one_thread())
         return false;
     return setenv(policy, "passive", 1) == 0 && setenv(chosen, "1", 1) == 0;
 }
 
+static bool tell_blas_threads(void)
+{
+    return getenv(blas_threads) == NULL && !one_thread() && setenv(blas_threads, "1", 1) == 0;
+}
+
 void ref_restart(char *const argv[])
 {
-    const bool omp = tell_omp(), blas = ref_blas_core_tell();
-    if (!omp && !blas)
+    const bool omp = tell_omp(), blas = ref_blas_core_tell(), threads = tell_blas_threads();
+    if (!omp && !blas && !threads)
         return;
     char self[4096];
     const ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
@@ -39,6 +50,8 @@ void ref_restart(char *const argv[])
     }
     if (blas)
         ref_blas_core_untell();
+    if (threads)
+        unsetenv(blas_threads);
 }
 
 void ref_omp_wait_describe(char *out, size_t capacity)

@@ -200,6 +200,17 @@ Test(cli_verbs, doctor_says_which_kernels_openblas_runs_and_who_chose_them)
     cli_free(&r);
 }
 
+/* Its bits are those of one thread (ref/fast.h), and others would turn while they wait. */
+Test(cli_verbs, openblas_runs_on_one_thread)
+{
+    unsetenv("OPENBLAS_NUM_THREADS");
+    unsetenv("OMP_NUM_THREADS");
+    cli_result r = cli_run("doctor");
+    cli_expect_success(&r, "doctor");
+    cr_expect(strstr(r.out, " threads: 1\n") != NULL, "%s", r.out);
+    cli_free(&r);
+}
+
 /* Threads of the judge sleep while they wait, unless the user has said how they wait, or that there is one. */
 Test(cli_verbs, doctor_says_how_threads_wait_and_who_chose_it)
 {
