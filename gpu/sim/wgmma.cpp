@@ -9,6 +9,7 @@
 #include "assay_sim_float.h"
 
 #include <string.h>
+#include <utility>
 
 namespace sim
 {
@@ -275,7 +276,7 @@ static void product_of_warp(void *const *lane)
         issued.factor = factor_of(p, of_lane);
         issued.rows = take_factor(w, p, p.factors[issued.factor], call.line);
     }
-    p.open.push_back(issued);
+    p.open.push_back(std::move(issued));
 }
 
 static void fence_of_warp(void *const *lane)
