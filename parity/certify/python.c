@@ -7,6 +7,7 @@
 #include "core/base/file.h"
 #include "core/base/log.h"
 #include "parity/checks/request.h"
+#include "ref/fast/restart.h"
 #include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -67,6 +68,7 @@ static void become_python(const python_child *c)
                                       c->again ? "--again" : NULL};
     char *argv[WORDS] = {NULL};
     certify_enter_child(c->log);
+    ref_restart_untell();
     setenv("OMP_NUM_THREADS", c->threads, 1);
     if (device)
         unsetenv("TRITON_INTERPRET");

@@ -3,6 +3,7 @@
 #include "core/base/file.h"
 #include "core/run/options.h"
 #include "parity/parity.h"
+#include "ref/fast/restart.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -95,6 +96,7 @@ static assay_status run_program(const sanitize *s, char **argv, const char *find
     ASSAY_CHECK(child >= 0, ASSAY_IO, "fork: %s", strerror(errno));
     if (child == 0) {
         set_environment(s, findings);
+        ref_restart_untell();
         execvp(argv[0], argv);
         fprintf(stderr, "assay sanitize: %s: %s\n", argv[0], strerror(errno));
         _exit(127);

@@ -80,6 +80,8 @@ bool ref_blas_core_tell(void)
 
 void ref_blas_core_untell(void)
 {
+    if (!is_set(guard))
+        return;
     unsetenv(coretype);
     unsetenv(guard);
 }

@@ -26,6 +26,7 @@ const char *ref_blas_core_choose(const ref_cpu *cpu, const char *corename,
 /* Sets OPENBLAS_CORETYPE where the library's choice is too old, for the next start of this program (ref/fast/restart.h).  Never where the
  * user has set the variable.  false: there is nothing to tell. */
 bool ref_blas_core_tell(void);
+/* Takes back what it has set; nothing else. */
 void ref_blas_core_untell(void);
 
 /* "SkylakeX, chosen by assay (the library alone: Prescott)" */

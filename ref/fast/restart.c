@@ -10,7 +10,8 @@
 #include <unistd.h>
 
 static const char chosen[] = "ASSAY_OMP_WAIT_CHOSEN", policy[] = "OMP_WAIT_POLICY",
-                  spins[] = "GOMP_SPINCOUNT", blas_threads[] = "OPENBLAS_NUM_THREADS";
+                  spins[] = "GOMP_SPINCOUNT", blas_threads[] = "OPENBLAS_NUM_THREADS",
+                  threads_chosen[] = "ASSAY_OPENBLAS_THREADS_CHOSEN";
 
 /* Both libraries have one thread then, and nothing waits. */
 static bool one_thread(void)
@@ -28,7 +29,19 @@ static bool tell_omp(void)
 
 static bool tell_blas_threads(void)
 {
-    return getenv(blas_threads) == NULL && !one_thread() && setenv(blas_threads, "1", 1) == 0;
+    return getenv(blas_threads) == NULL && !one_thread() && setenv(blas_threads, "1", 1) == 0 &&
+           setenv(threads_chosen, "1", 1) == 0;
+}
+
+void ref_restart_untell(void)
+{
+    if (getenv(chosen) != NULL)
+        unsetenv(policy);
+    if (getenv(threads_chosen) != NULL)
+        unsetenv(blas_threads);
+    unsetenv(chosen);
+    unsetenv(threads_chosen);
+    ref_blas_core_untell();
 }
 
 void ref_restart(char *const argv[])
@@ -43,15 +56,7 @@ void ref_restart(char *const argv[])
         execv(self, argv);
     }
     execv("/proc/self/exe", argv);
-    /* Slower, and otherwise the same. */
-    if (omp) {
-        unsetenv(policy);
-        unsetenv(chosen);
-    }
-    if (blas)
-        ref_blas_core_untell();
-    if (threads)
-        unsetenv(blas_threads);
+    ref_restart_untell(); /* slower, and otherwise the same */
 }
 
 void ref_omp_wait_describe(char *out, size_t capacity)

@@ -18,6 +18,8 @@
 
 /* The beginning of main.  Returns when there is nothing to tell. */
 void ref_restart(char *const argv[]);
+/* Takes back what was told, before this process becomes a program of somebody else's, whose threads are not ours to choose. */
+void ref_restart_untell(void);
 
 /* "passive, chosen by assay" */
 void ref_omp_wait_describe(char *out, size_t capacity);

@@ -2,6 +2,7 @@
 #include "kernels.h"
 
 #include <math.h>
+#include <stdlib.h>
 
 /* --- sumsq: y F64 [1] of x F32 [n] ------------------------------------------------------------------------------ */
 static const assay_kernel_output sum_in_double[] = {
@@ -33,6 +34,31 @@ static int32_t by_threads(const assay_kernel_call *c)
     return ASSAY_KERNEL_OK;
 }
 DESCRIBE(order_of_threads, "sumsq", ASSAY_KERNEL_DETERMINISTIC, by_threads, sum_in_double, 1,
+         .dtypes = ASSAY_KERNEL_SET(ASSAY_KERNEL_F32))
+
+/* As many parts as OpenBLAS would have threads, which reads these where it is loaded. */
+static int32_t by_blas_threads(const assay_kernel_call *c)
+{
+    const char *text = getenv("OPENBLAS_NUM_THREADS");
+    const int32_t code = check_sum(c);
+    const int64_t n = code == 0 ? c->slot[0]->shape[0] : 0;
+    double sum = 0.0;
+    if (code != 0)
+        return code;
+    text = text != NULL ? text : getenv("OMP_NUM_THREADS");
+    const int64_t parts = text != NULL ? atoi(text) : 1;
+    for (int64_t p = 0; p < parts; p++) {
+        double part = 0.0;
+        for (int64_t i = n * p / parts; i < n * (p + 1) / parts; i++) {
+            const double x = (double)load(c->slot[0]->data, i, ASSAY_KERNEL_F32);
+            part += x * x;
+        }
+        sum += part;
+    }
+    memcpy(c->slot[1]->data, &sum, sizeof sum);
+    return ASSAY_KERNEL_OK;
+}
+DESCRIBE(order_of_blas_threads, "sumsq", ASSAY_KERNEL_DETERMINISTIC, by_blas_threads, sum_in_double, 1,
          .dtypes = ASSAY_KERNEL_SET(ASSAY_KERNEL_F32))
 
 /* Two threads add without taking turns. */

@@ -117,6 +117,15 @@ Test(certify_broken, others, .timeout = 500)
         expect_caught("broken_others", &others[i]);
 }
 
+/* What assay tells its own OpenBLAS it does not tell a library's: trial `threads` has its numbers. */
+Test(certify_broken, threads_of_a_library_s_own_openblas)
+{
+    static const broken b = {"order_of_blas_threads", "threads", "other bits"};
+    unsetenv("OPENBLAS_NUM_THREADS");
+    unsetenv("OMP_NUM_THREADS");
+    expect_caught("broken_others", &b);
+}
+
 Test(certify_broken, layernorm, .timeout = 500)
 {
     static const char *const clean[] = {"layernorm_two_passes", "layernorm_welford", "layernorm_backward"};

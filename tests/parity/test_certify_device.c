@@ -34,7 +34,7 @@ static void build(const char *library, const certify_change *changes, bool f32_a
     cli_write_text(cli_file("k.cu"), text);
     free(text);
     snprintf(line, sizeof line,
-             ASSAY_BIN_DIR "/assay-cc -O2 -shared --with-simulator -I " ASSAY_SOURCE_DIR
+             ASSAY_BIN_DIR "/assay-cc " CERTIFY_LEVEL " -shared --with-simulator -I " ASSAY_SOURCE_DIR
                            " -I " ASSAY_SOURCE_DIR "/examples/certify -o %s %s",
              cli_file(library), cli_file("k.cu"));
     cli_result r = cli_wait(cli_start(line));

@@ -234,6 +234,26 @@ Test(cli_verbs, doctor_says_how_threads_wait_and_who_chose_it)
     }
 }
 
+/* What assay has told its own libraries is not told to other people's programs; what the user has set is. */
+Test(cli_verbs, sanitize_runs_a_program_in_the_user_s_environment)
+{
+    unsetenv("OPENBLAS_NUM_THREADS");
+    unsetenv("OMP_NUM_THREADS");
+    unsetenv("OMP_WAIT_POLICY");
+    cli_result r = cli_run("sanitize env");
+    static const char *const names[] = {"OPENBLAS_", "OMP_WAIT_POLICY", "ASSAY_OMP", "ASSAY_OPENBLAS"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        cr_expect(strstr(r.out, names[i]) == NULL, "%s in\n%s", names[i], r.out);
+    cr_expect(strstr(r.out, "ASSAY_SIM_FINDINGS=") != NULL, "%s", r.out);
+    cli_free(&r);
+    setenv("OPENBLAS_NUM_THREADS", "2", 1);
+    setenv("OMP_WAIT_POLICY", "active", 1);
+    r = cli_run("sanitize env");
+    cr_expect(strstr(r.out, "OPENBLAS_NUM_THREADS=2\n") != NULL, "%s", r.out);
+    cr_expect(strstr(r.out, "OMP_WAIT_POLICY=active\n") != NULL, "%s", r.out);
+    cli_free(&r);
+}
+
 #if defined(__x86_64__)
 /* A library that does not know the CPU is told what the CPU can do: assay starts itself once more, with the same words. */
 Test(cli_verbs, kernels_older_than_the_cpu_are_not_kept)
