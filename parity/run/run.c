@@ -67,9 +67,8 @@ static int child_main(parity_run_state *s, int index)
     json_t *facts = json_object();
     /* Tasks side by side share the processors; waiting OpenMP threads of one would slow the other down many
      * times. */
-    const long processors = sysconf(_SC_NPROCESSORS_ONLN);
     openblas_set_num_threads(1);
-    omp_set_num_threads(processors > s->o.jobs ? (int)(processors / s->o.jobs) : 1);
+    omp_set_num_threads(parity_run_threads(s, index, (int)sysconf(_SC_NPROCESSORS_ONLN)));
     /* What a task writes lies in its scratch folder and is read once, by it: waiting for the disk took a fifth of a run. */
     setenv("ASSAY_FSYNC", "0", 0);
     /* Choices of algorithms may be read from a file (gpu/product_plans.h), but stand still while runs are compared by their bits. */
@@ -190,27 +189,28 @@ static assay_status wait_one(parity_run_state *s, int *finished)
 
 static assay_status run_tasks(parity_run_state *s, assay_progress *progress)
 {
-    int next = 0, active = 0, finished = 0;
-    double available = 0.0;
+    int started = 0, active = 0, finished = 0;
     char label[PARITY_TASK_LABEL];
     for (int k = 0; k < PARITY_MAX_JOBS; k++)
         s->running[k] = -1;
     for (int i = 0; i < s->n_tasks; i++)
         s->status[i] = NOT_RUN;
     while (finished < s->n_tasks && stopped_by == 0) {
-        if (finished == next) /* nothing runs */
-            available = parity_run_memory_available();
-        for (int k = 0; k < s->o.jobs && next < s->n_tasks; k++)
-            if (s->running[k] < 0 && parity_run_fits(s, s->order[next], available)) {
-                ASSAY_TRY(start_task(s, k, s->order[next]));
-                if (progress != NULL)
-                    assay_progress_update(progress, finished, task_label(&s->tasks[s->order[next]], label));
-                next++;
-            }
+        if (finished == started) /* nothing runs */
+            s->available = parity_run_memory_available();
+        for (int k = 0; k < s->o.jobs && started < s->n_tasks; k++) {
+            const int index = s->running[k] < 0 ? parity_run_next(s) : -1;
+            if (index < 0)
+                continue;
+            ASSAY_TRY(start_task(s, k, index));
+            started++;
+            if (progress != NULL)
+                assay_progress_update(progress, finished, task_label(&s->tasks[index], label));
+        }
         active = finished;
         ASSAY_TRY(wait_one(s, &finished));
         if (progress != NULL && finished != active)
-            assay_progress_update(progress, finished, next < s->n_tasks ? label : "finishing");
+            assay_progress_update(progress, finished, started < s->n_tasks ? label : "finishing");
     }
     for (int k = 0; k < s->o.jobs; k++)
         if (s->running[k] >= 0 && waitpid(s->pids[k], &s->status[s->running[k]], WNOHANG) != s->pids[k]) {

@@ -75,10 +75,11 @@ typedef struct parity_run_state {
     int n_cases;
     parity_task *tasks;
     int n_tasks, n_combinations; /* of them, before the matrix chose */
-    int *order;                  /* in which tasks start */
+    int *order;                  /* in which tasks start; -1: has */
     int *status;                 /* of each task's child */
     pid_t pids[PARITY_MAX_JOBS];
     int running[PARITY_MAX_JOBS]; /* task of each child, -1 = free */
+    double available;             /* bytes that the machine had for us when nothing of it ran */
     parity_report *report;
     json_t *facts;
 } parity_run_state;
@@ -118,7 +119,9 @@ assay_status parity_run_order(parity_run_state *s);
 double parity_run_memory(const parity_run_options *o, const parity_task *t, double parameters);
 /* Bytes that the machine has for us now. */
 double parity_run_memory_available(void);
-/* Whether task `index` fits beside those that run; available: bytes from before any of them started.  Alone, always. */
-bool parity_run_fits(const parity_run_state *s, int index, double available);
+/* Takes the first task of the order that has not started and fits beside those that run; alone, any fits.  -1: none. */
+int parity_run_next(parity_run_state *s);
+/* Threads of a task's judge: the processors are shared by as many tasks as its memory lets run side by side. */
+int parity_run_threads(const parity_run_state *s, int index, int processors);
 
 #endif

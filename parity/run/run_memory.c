@@ -2,7 +2,8 @@
  *
  * A small case needs some tens of MiB; a layer at the width of a real model needs gigabytes, and a judge that the kernel kills
  * has checked nothing.  Need is estimated from the model: bytes for each element of a parameter (docs/TOLERANCES.md section 10 has what
- * was measured).  A task alone is always started. */
+ * was measured).  A task alone is always started; one that has to wait for memory lets smaller ones pass, and what runs nearly alone has
+ * the processors of those that cannot run beside it. */
 #include "parity/run/run.h"
 #include <stdlib.h>
 #include <string.h>
@@ -31,11 +32,30 @@ double parity_run_memory_available(void)
     return kib > 0 ? (double)kib * 1024.0 : 0x1p62; /* no such file: nothing is known, nothing waits */
 }
 
-bool parity_run_fits(const parity_run_state *s, int index, double available)
+static bool fits(const parity_run_state *s, int index)
 {
     double taken = 0.0;
     for (int k = 0; k < s->o.jobs; k++)
         if (s->running[k] >= 0)
             taken += s->tasks[s->running[k]].memory;
-    return taken == 0.0 || taken + s->tasks[index].memory <= available;
+    return taken == 0.0 || taken + s->tasks[index].memory <= s->available;
+}
+
+int parity_run_next(parity_run_state *s)
+{
+    for (int i = 0; i < s->n_tasks; i++) {
+        const int task = s->order[i];
+        if (task >= 0 && fits(s, task)) {
+            s->order[i] = -1;
+            return task;
+        }
+    }
+    return -1;
+}
+
+int parity_run_threads(const parity_run_state *s, int index, int processors)
+{
+    const double beside = s->available / s->tasks[index].memory;
+    const int tasks = beside >= (double)s->o.jobs ? s->o.jobs : beside >= 2.0 ? (int)beside : 1;
+    return processors > tasks ? processors / tasks : 1;
 }

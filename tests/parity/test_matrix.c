@@ -227,10 +227,13 @@ Test(matrix, tasks_side_by_side_fit_into_memory)
     s->running[0] = s->running[1] = -1;
     const double one = s->tasks[0].memory;
     cr_expect(one > 323.5e6 * 8 && one < 323.5e6 * 100, "%g bytes", one); /* of a judge of 323.5 M elements */
-    cr_expect(parity_run_fits(s, 0, 1.0));
-    s->running[1] = 0;
-    cr_expect_not(parity_run_fits(s, 1, one + s->tasks[1].memory - 1.0));
-    cr_expect(parity_run_fits(s, 1, one + s->tasks[1].memory));
+    s->available = one + s->tasks[1].memory - 1.0;
+    const int first = parity_run_next(s);
+    cr_assert_geq(first, 0);
+    s->running[1] = first;
+    cr_expect_eq(parity_run_next(s), -1);
+    s->available += 1.0;
+    cr_expect_geq(parity_run_next(s), 0);
     cr_expect_gt(parity_run_memory(&s->o, &s->tasks[0], 2e6), parity_run_memory(&s->o, &s->tasks[0], 1e6));
     snprintf(s->o.check, sizeof s->o.check, "whole");
     cr_expect_gt(parity_run_memory(&s->o, &s->tasks[0], 323.5e6), one);
