@@ -17,7 +17,8 @@
     {                                                                                                        \
         "T=5 H=3 | eps=1e-5", "T=1 H=1 | eps=1e-6", "T=37 H=32 | eps=1e-6", "T=9 H=48 | eps=1e-5",           \
             "T=0 H=8 | eps=1e-5", "T=3 H=129 | eps=0.5", "T=70 H=64 | eps=1e-6", "T=300 H=264 | eps=1e-6",   \
-            "T=265 H=24 | eps=1e-5"                                                                          \
+            "T=265 H=24 | eps=1e-5", "T=3 H=1800 | eps=1e-5", "T=2 H=3000 | eps=1e-6",                       \
+            "T=2 H=4104 | eps=1e-5", "T=1 H=8200 | eps=1e-6"                                                 \
     }
 /* Rows of every number of registers, and more columns than they hold. */
 #define RESIDUAL_NORM_SIZES                                                                                  \
@@ -32,8 +33,9 @@
  * of two rows that gpu/ops/norm_once.cuh has: they turn a second time. */
 #define ONE_PASS_SIZES                                                                                       \
     "T=17 H=128 trained=1 | eps=1e-6", "T=6 H=200 trained=1 | eps=1e-6", "T=5 H=1024 trained=1 | eps=1e-6",  \
-        "T=3 H=1800 trained=1 | eps=1e-5", "T=2 H=4104 trained=1 | eps=1e-5",                                \
-        "T=2 H=8192 trained=0 | eps=1e-5", "T=1 H=8200 trained=1 | eps=1e-6"
+        "T=3 H=1800 trained=1 | eps=1e-5", "T=3 H=3000 trained=1 | eps=1e-6",                                \
+        "T=2 H=4104 trained=1 | eps=1e-5", "T=2 H=8192 trained=0 | eps=1e-5",                                \
+        "T=1 H=8200 trained=1 | eps=1e-6"
 #define RESIDUAL_NORM_BWD_SIZES                                                                              \
     {                                                                                                        \
         "T=5 H=3 trained=1 | eps=1e-5", "T=1 H=1 trained=1 | eps=1e-6", "T=37 H=32 trained=1 | eps=1e-6",    \
