@@ -57,10 +57,10 @@ static void become_child(const certify_options *o, const char *work, const char 
     snprintf(limit, sizeof limit, "%.17g", o->call_limit);
     certify_enter_child(log);
     const char *threads = strcmp(part, "threads") == 0 ? "3" : "1";
+    /* A library's own OpenBLAS has them, too: told nothing, the child would restart itself with one, for ours. */
     ref_restart_untell();
     setenv("OMP_NUM_THREADS", threads, 1);
-    setenv("OPENBLAS_NUM_THREADS", threads,
-           0); /* of a library's own OpenBLAS; the child would choose 1 for ours */
+    setenv("OPENBLAS_NUM_THREADS", threads, 0);
     setenv("ASSAY_SIM_DEVICE_PRIVATE", "0", 1); /* while run() runs: device.h */
     setenv("ASSAY_SIM_ORDER", strcmp(part, "threads") == 0 ? "reverse" : "forward", 1);
     setenv("ASSAY_SIM_STREAM_SEED", "0", 1); /* as late as the rules allow */
