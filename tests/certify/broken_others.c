@@ -46,7 +46,7 @@ static int32_t by_blas_threads(const assay_kernel_call *c)
     if (code != 0)
         return code;
     text = text != NULL ? text : getenv("OMP_NUM_THREADS");
-    const int64_t parts = text != NULL ? atoi(text) : 1;
+    const int64_t parts = text != NULL ? strtol(text, NULL, 10) : 1;
     for (int64_t p = 0; p < parts; p++) {
         double part = 0.0;
         for (int64_t i = n * p / parts; i < n * (p + 1) / parts; i++) {
