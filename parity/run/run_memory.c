@@ -32,20 +32,15 @@ double parity_run_memory_available(void)
     return kib > 0 ? (double)kib * 1024.0 : 0x1p62; /* no such file: nothing is known, nothing waits */
 }
 
-static bool fits(const parity_run_state *s, int index)
+int parity_run_next(parity_run_state *s)
 {
     double taken = 0.0;
     for (int k = 0; k < s->o.jobs; k++)
         if (s->running[k] >= 0)
             taken += s->tasks[s->running[k]].memory;
-    return taken == 0.0 || taken + s->tasks[index].memory <= s->available;
-}
-
-int parity_run_next(parity_run_state *s)
-{
     for (int i = 0; i < s->n_tasks; i++) {
         const int task = s->order[i];
-        if (task >= 0 && fits(s, task)) {
+        if (task >= 0 && (taken == 0.0 || taken + s->tasks[task].memory <= s->available)) {
             s->order[i] = -1;
             return task;
         }

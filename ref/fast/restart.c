@@ -11,33 +11,40 @@
 
 static const char chosen[] = "ASSAY_OMP_WAIT_CHOSEN", policy[] = "OMP_WAIT_POLICY",
                   spins[] = "GOMP_SPINCOUNT", blas_threads[] = "OPENBLAS_NUM_THREADS",
-                  threads_chosen[] = "ASSAY_OPENBLAS_THREADS_CHOSEN";
+                  threads_chosen[] = "ASSAY_OPENBLAS_THREADS_CHOSEN", passive[] = "passive", one[] = "1";
+
+/* A mark may come from an assay further up, and the value from a user in between. */
+static bool is_ours(const char *mark, const char *name, const char *value)
+{
+    const char *now = getenv(name);
+    return getenv(mark) != NULL && now != NULL && strcmp(now, value) == 0;
+}
 
 /* Both libraries have one thread then, and nothing waits. */
 static bool one_thread(void)
 {
     const char *threads = getenv("OMP_NUM_THREADS");
-    return threads != NULL && strcmp(threads, "1") == 0;
+    return threads != NULL && strcmp(threads, one) == 0;
 }
 
 static bool tell_omp(void)
 {
     if (getenv(policy) != NULL || getenv(spins) != NULL || one_thread())
         return false;
-    return setenv(policy, "passive", 1) == 0 && setenv(chosen, "1", 1) == 0;
+    return setenv(policy, passive, 1) == 0 && setenv(chosen, one, 1) == 0;
 }
 
 static bool tell_blas_threads(void)
 {
-    return getenv(blas_threads) == NULL && !one_thread() && setenv(blas_threads, "1", 1) == 0 &&
-           setenv(threads_chosen, "1", 1) == 0;
+    return getenv(blas_threads) == NULL && !one_thread() && setenv(blas_threads, one, 1) == 0 &&
+           setenv(threads_chosen, one, 1) == 0;
 }
 
 void ref_restart_untell(void)
 {
-    if (getenv(chosen) != NULL)
+    if (is_ours(chosen, policy, passive))
         unsetenv(policy);
-    if (getenv(threads_chosen) != NULL)
+    if (is_ours(threads_chosen, blas_threads, one))
         unsetenv(blas_threads);
     unsetenv(chosen);
     unsetenv(threads_chosen);
@@ -62,8 +69,8 @@ void ref_restart(char *const argv[])
 void ref_omp_wait_describe(char *out, size_t capacity)
 {
     const char *wait = getenv(policy), *count = getenv(spins);
-    if (getenv(chosen) != NULL && wait != NULL && strcmp(wait, "passive") == 0)
-        snprintf(out, capacity, "%s, chosen by assay", wait);
+    if (is_ours(chosen, policy, passive))
+        snprintf(out, capacity, "%s, chosen by assay", passive);
     else if (wait != NULL)
         snprintf(out, capacity, "%s, chosen by the user (%s)", wait, policy);
     else if (count != NULL)

@@ -248,6 +248,8 @@ Test(cli_verbs, sanitize_runs_a_program_in_the_user_s_environment)
     cli_free(&r);
     setenv("OPENBLAS_NUM_THREADS", "2", 1);
     setenv("OMP_WAIT_POLICY", "active", 1);
+    setenv("ASSAY_OMP_WAIT_CHOSEN", "1", 1); /* of an assay further up, before the user chose */
+    setenv("ASSAY_OPENBLAS_THREADS_CHOSEN", "1", 1);
     r = cli_run("sanitize env");
     cr_expect(strstr(r.out, "OPENBLAS_NUM_THREADS=2\n") != NULL, "%s", r.out);
     cr_expect(strstr(r.out, "OMP_WAIT_POLICY=active\n") != NULL, "%s", r.out);
