@@ -217,7 +217,8 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
         bf16 *q_tile = q_tiles + stage * ROWS * D, *do_tile = do_tiles + stage * ROWS * DV;
         const attention_bwd_row *row_tile = row_tiles + stage * ROWS;
         mma_wait<0>();
-        const bool mine_is = attention_unbounded<D, ROWS>(q_tile) || attention_unbounded<DV, ROWS>(do_tile);
+        const bool mine_is =
+            attention_unbounded<D, ROWS>(q_tile) || attention_unbounded<DV, ROWS, D / 8>(do_tile);
         const bool unbounded = __syncthreads_or((int)mine_is) != 0;
         attention_sight next_sight;
         const int next = next_seen(n + 1, &next_sight);

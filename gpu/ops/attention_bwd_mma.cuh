@@ -17,13 +17,16 @@ typedef struct attention_bwd_row {
 } attention_bwd_row;
 static_assert(sizeof(attention_bwd_row) == 32, "two asynchronous copies");
 
-/* Whether this thread has copied (attention_copy_rows) a number that is not finite. */
-template <int D, int ROWS> __device__ static __forceinline__ bool attention_unbounded(bf16 *tile)
+/* Whether this thread has copied a number that is not finite.  CHUNKS of a row were dealt to the threads (attention_copy_both:
+ * as many as the wider tensor has), of which the tile keeps D / 8: a thread may look before the barrier at what it has copied itself alone. */
+template <int D, int ROWS, int CHUNKS = D / 8>
+__device__ static __forceinline__ bool attention_unbounded(bf16 *tile)
 {
     unsigned any = 0;
-    for (int i = (int)threadIdx.x; i < ROWS * (D / 8); i += ATTENTION_MMA_THREADS)
-        any |= attention_unbounded_bits(
-            *(const uint4 *)attention_chunk<D, ROWS>(tile, i / (D / 8), i % (D / 8)));
+    for (int i = (int)threadIdx.x; i < ROWS * CHUNKS; i += ATTENTION_MMA_THREADS)
+        if (CHUNKS == D / 8 || i % CHUNKS < D / 8)
+            any |= attention_unbounded_bits(
+                *(const uint4 *)attention_chunk<D, ROWS>(tile, i / CHUNKS, i % CHUNKS));
     return any != 0;
 }
 
@@ -115,13 +118,13 @@ __device__ static __forceinline__ void attention_copy_both(bf16 *x_tile, const b
                                                            bf16 *y_tile, const bf16 *y, int64_t y_width,
                                                            F row)
 {
-    constexpr int CHUNKS = (D > DV ? D : DV) / 8;
+    static_assert(D >= DV, "chunks are those of x");
+    constexpr int CHUNKS = D / 8;
     for (int i = (int)threadIdx.x; i < ROWS * CHUNKS; i += ATTENTION_MMA_THREADS) {
         const int r = i / CHUNKS, c = i % CHUNKS;
         const int64_t at = row(r);
         const bool has_x = at >= 0 && c * 8 < x_width, has_y = at >= 0 && c * 8 < y_width;
-        if (c < D / 8)
-            mma_copy16(attention_chunk<D, ROWS>(x_tile, r, c), has_x ? x + at * x_width + c * 8 : x, has_x);
+        mma_copy16(attention_chunk<D, ROWS>(x_tile, r, c), has_x ? x + at * x_width + c * 8 : x, has_x);
         if (c < DV / 8)
             mma_copy16(attention_chunk<DV, ROWS>(y_tile, r, c), has_y ? y + at * y_width + c * 8 : y, has_y);
     }

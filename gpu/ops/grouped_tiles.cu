@@ -165,8 +165,6 @@ __global__ void __launch_bounds__(THREADS, BLOCKS)
         grouped_put_nobodys<COLUMNS, THREADS>(out, tile.n, columns, n);
         return;
     }
-    if (tile.n <= 0)
-        return;
     const operand left = {a + (int64_t)tile.first * terms, terms, tile.n};
     const float *weight = b + (int64_t)tile.expert * n * terms;
     const operand right = {weight + (int64_t)first_column * (B_BY_TERM ? 1 : terms), B_BY_TERM ? n : terms,
