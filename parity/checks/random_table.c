@@ -18,7 +18,7 @@
         "T=5 H=3 | eps=1e-5", "T=1 H=1 | eps=1e-6", "T=37 H=32 | eps=1e-6", "T=9 H=48 | eps=1e-5",           \
             "T=0 H=8 | eps=1e-5", "T=3 H=129 | eps=0.5", "T=70 H=64 | eps=1e-6", "T=300 H=264 | eps=1e-6",   \
             "T=265 H=24 | eps=1e-5", "T=3 H=1800 | eps=1e-5", "T=2 H=3000 | eps=1e-6",                       \
-            "T=2 H=4104 | eps=1e-5", "T=1 H=8200 | eps=1e-6"                                                 \
+            "T=2 H=4104 | eps=1e-5", "T=2 H=8456 | eps=1e-6"                                                 \
     }
 /* Rows of every number of registers, and more columns than they hold. */
 #define RESIDUAL_NORM_SIZES                                                                                  \
@@ -29,13 +29,14 @@
             "T=2 H=4096 | eps=1e-5", "T=2 H=4104 | eps=1e-5", "T=1 H=8192 | eps=1e-6",                       \
             "T=1 H=8200 | eps=1e-6"                                                                          \
     }
-/* Rows of every number of threads and of registers, one block and several.  The 515 rows of 264 columns below are more than the 256 blocks
- * of two rows that gpu/ops/norm_once.cuh has: they turn a second time. */
+/* Rows of every number of threads and of registers, one block and several, and more rows than the 256 blocks of gpu/ops/norm_once.cuh take at
+ * once: with 16 threads a row 4,096, with 32 2,048, with 128 512 (of 264 columns, below), with 256 as many as blocks. */
 #define ONE_PASS_SIZES                                                                                       \
     "T=17 H=128 trained=1 | eps=1e-6", "T=6 H=200 trained=1 | eps=1e-6", "T=5 H=1024 trained=1 | eps=1e-6",  \
         "T=3 H=1800 trained=1 | eps=1e-5", "T=3 H=3000 trained=1 | eps=1e-6",                                \
         "T=2 H=4104 trained=1 | eps=1e-5", "T=2 H=8192 trained=0 | eps=1e-5",                                \
-        "T=1 H=8200 trained=1 | eps=1e-6"
+        "T=1 H=8200 trained=1 | eps=1e-6", "T=4100 H=8 trained=1 | eps=1e-6",                                \
+        "T=2052 H=136 trained=1 | eps=1e-6", "T=257 H=1032 trained=1 | eps=1e-6"
 #define RESIDUAL_NORM_BWD_SIZES                                                                              \
     {                                                                                                        \
         "T=5 H=3 trained=1 | eps=1e-5", "T=1 H=1 trained=1 | eps=1e-6", "T=37 H=32 trained=1 | eps=1e-6",    \
@@ -91,6 +92,7 @@
     {                                                                                                        \
         "T=7 A=3 G=1 D=16 P=9 h=8" symbols " | " SPLIT more,                                                 \
             "T=5 A=4 G=2 D=3 P=11 h=1" symbols " | " SPLIT more,                                             \
+            "T=7 A=3 G=1 D=32 P=9 h=8" symbols " | " SPLIT more,                                             \
             "T=9 A=6 G=3 D=40 P=9 h=8" symbols " | " SPLIT more,                                             \
             "T=5 A=6 G=3 D=40 P=9 h=20" symbols " | " SPLIT more,                                            \
             "T=17 A=4 G=2 D=64 P=33 h=32" symbols " | " SPLIT more,                                          \
@@ -105,7 +107,8 @@
     {                                                                                                        \
         "T=70 A=6 G=2 D=16 P=9 h=8 trained=1 | " SPLIT, "T=41 A=4 G=4 D=32 P=9 h=8 trained=0 | " SPLIT,      \
             "T=19 A=8 G=2 D=136 P=9 h=64 trained=1 | " SPLIT,                                                \
-            "T=700 A=12 G=1 D=16 P=9 h=8 trained=1 | " SPLIT                                                 \
+            "T=26 A=80 G=1 D=136 P=9 h=8 trained=1 | " SPLIT,                                                \
+            "T=700 A=12 G=1 D=24 P=9 h=8 trained=1 | " SPLIT                                                 \
     }
 #define TURN_SLOTS                                                                                           \
     {SLOT("cos", TURN_COS)}, {SLOT("sin", TURN_SIN)},                                                        \
@@ -115,7 +118,9 @@
 #define QKV_NORM_BWD_SLOTS                                                                                   \
     {.name = "q_raw"}, {.name = "k_raw"}, {.name = "q_gamma"}, {.name = "k_gamma"},                          \
         {SLOT("q_rstd", POSITIVE)}, {SLOT("k_rstd", POSITIVE)}, {.name = "dq"}, {.name = "dk"},              \
-        {.name = "dv"}, TURN_SLOTS, {.name = "q_dgamma_in", .when = "trained"},                              \
+        {.name = "dv"}, TURN_SLOTS
+#define QKV_NORM_BWD_GAMMAS                                                                                  \
+    {.name = "q_dgamma_in", .when = "trained"},                                                              \
     {                                                                                                        \
         .name = "k_dgamma_in", .when = "trained"                                                             \
     }
@@ -219,20 +224,26 @@
             "softmax pre_softmax=false norm_topk_prob=false num_groups=0 group_topk=0",                      \
             "T=35 E=70 K=4 B=5 bias=1 | rows=B " ROUTER                                                      \
             "sigmoid pre_softmax=false norm_topk_prob=true num_groups=5 group_topk=2",                       \
-            "T=8 E=130 K=6 B=8 bias=0 | rows=B " ROUTER                                                      \
+            "T=24 E=130 K=6 B=8 bias=0 | rows=B " ROUTER                                                     \
             "softmax pre_softmax=false norm_topk_prob=false num_groups=13 group_topk=3",                     \
             "T=4 E=160 K=3 B=1 bias=1 | rows=B " ROUTER                                                      \
             "sigmoid pre_softmax=false norm_topk_prob=false num_groups=0 group_topk=0",                      \
             "T=6 E=300 K=8 B=2 bias=0 | rows=B " ROUTER                                                      \
             "softmax pre_softmax=true norm_topk_prob=false num_groups=0 group_topk=0",                       \
+            "T=4230 E=4 K=1 B=2 bias=0 | rows=B " ROUTER                                                     \
+            "softmax pre_softmax=true norm_topk_prob=true num_groups=0 group_topk=0",                        \
             "T=0 E=4 K=2 B=2 bias=0 | rows=B " ROUTER                                                        \
             "softmax pre_softmax=true norm_topk_prob=true num_groups=0 group_topk=0"                         \
     }
 #define AUX "topk=K score_function="
+/* Each function of the scores in a kernel of each width; 4,230 tokens are more than the 128 tiles of 32 that are summed at once. */
 #define AUX_SIZES                                                                                            \
     {                                                                                                        \
         "T=9 E=7 K=3 | " AUX "softmax", "T=33 E=40 K=2 | " AUX "sigmoid", "T=6 E=70 K=4 | " AUX "softmax",   \
             "T=40 E=130 K=1 | " AUX "sigmoid", "T=3 E=300 K=8 | " AUX "softmax",                             \
+            "T=20 E=7 K=3 | " AUX "sigmoid", "T=20 E=40 K=2 | " AUX "softmax",                               \
+            "T=20 E=70 K=4 | " AUX "sigmoid", "T=20 E=130 K=1 | " AUX "softmax",                             \
+            "T=3 E=300 K=8 | " AUX "sigmoid", "T=4230 E=4 K=1 | " AUX "softmax",                             \
             "T=0 E=4 K=2 | " AUX "softmax"                                                                   \
     }
 #define AUX_LOSS_SIZES                                                                                       \
@@ -268,6 +279,20 @@
             "sigmoid pre_softmax=false norm_topk_prob=true" losses,                                          \
             "T=0 E=4 K=2 bias=0 N=5 B=1 C=2 D=1 | " ROUTER                                                   \
             "softmax pre_softmax=true norm_topk_prob=true" losses                                            \
+    }
+/* Every way to choose in a kernel of one width, with one loss. */
+#define BALANCED_MODE(e, k, bias, mode)                                                                      \
+    "T=2 E=" e " K=" k " bias=" bias " N=9 B=2 C=1 D=1 | " ROUTER mode FIRST
+#define BALANCED_MODES(e)                                                                                    \
+    BALANCED_MODE(e, "4", "0", "softmax pre_softmax=true norm_topk_prob=true"),                              \
+        BALANCED_MODE(e, "4", "0", "softmax pre_softmax=true norm_topk_prob=false"),                         \
+        BALANCED_MODE(e, "4", "0", "softmax pre_softmax=false norm_topk_prob=false"),                        \
+        BALANCED_MODE(e, "4", "1", "sigmoid pre_softmax=false norm_topk_prob=true"),                         \
+        BALANCED_MODE(e, "1", "0", "sigmoid pre_softmax=false norm_topk_prob=true")
+#define BALANCED_BWD_MODES                                                                                   \
+    {                                                                                                        \
+        BALANCED_MODES("12"), BALANCED_MODES("48"), BALANCED_MODES("96"), BALANCED_MODES("160"),             \
+            BALANCED_MODES("320")                                                                            \
     }
 #define BALANCED_BWD_SLOTS                                                                                   \
     {SLOT("indices", FROM), .of = "router_fwd.indices"}, {SLOT("scores", FROM), .of = "router_fwd.scores"},  \
@@ -399,8 +424,14 @@ const parity_ask_row parity_ask_table[] = {
      {{.name = "q_gamma"}, {.name = "k_gamma"}, {.name = "qkv"}, TURN_SLOTS},
      QKV_ROPE_SIZES("", " eps=1e-5")},
     {"qkv_rope_bwd", {{.name = "dq"}, {.name = "dk"}, {.name = "dv"}, TURN_SLOTS}, QKV_ROPE_SIZES("", "")},
-    {"qkv_norm_rope_bwd", {QKV_NORM_BWD_SLOTS}, QKV_ROPE_SIZES(" trained=1", "")},
-    {"qkv_norm_rope_bwd", {QKV_NORM_BWD_SLOTS}, QKV_NORM_ROWS},
+    {"qkv_norm_rope_bwd", {QKV_NORM_BWD_SLOTS, QKV_NORM_BWD_GAMMAS}, QKV_ROPE_SIZES(" trained=1", "")},
+    {"qkv_norm_rope_bwd", {QKV_NORM_BWD_SLOTS, QKV_NORM_BWD_GAMMAS}, QKV_NORM_ROWS},
+    {"qkv_norm_rope_bwd", /* one of both gammas is frozen */
+     {QKV_NORM_BWD_SLOTS, {.name = "q_dgamma_in"}},
+     {"T=7 A=3 G=1 D=16 P=9 h=8 | " SPLIT}},
+    {"qkv_norm_rope_bwd",
+     {QKV_NORM_BWD_SLOTS, {.name = "k_dgamma_in"}},
+     {"T=7 A=3 G=1 D=16 P=9 h=8 | " SPLIT}},
     {"attention_merge",
      {{SLOT("o_a", F32)}, {.name = "lse_a", .scale = 4}, {.name = "o_b"}, {.name = "lse_b", .scale = 4}},
      {"T=5 A=3 D=8 | " MERGE, "T=1 A=1 D=1 | " MERGE " dtype=F32", "T=9 A=2 D=40 | " MERGE " dtype=F32",
@@ -506,6 +537,16 @@ const parity_ask_row parity_ask_table[] = {
       {SLOT("expert_bias", F32), .when = "bias", .shape = "E", .scale = 0.1, .hidden = true},
       BALANCED_BWD_SLOTS},
      BALANCED_BWD_SIZES(FIRST)},
+    {"router_balanced_bwd",
+     {{.name = "logits", .scale = 3},
+      {SLOT("expert_bias", F32), .when = "bias", .shape = "E", .scale = 0.1, .hidden = true},
+      BALANCED_BWD_SLOTS},
+     BALANCED_BWD_MODES},
+    {"router_balanced_bwd",
+     {{SLOT("logits", F32), .scale = 3},
+      {SLOT("expert_bias", F32), .when = "bias", .shape = "E", .scale = 0.1, .hidden = true},
+      BALANCED_BWD_SLOTS},
+     BALANCED_BWD_MODES},
     {"router_balanced_bwd_two",
      {{.name = "logits", .scale = 3},
       {SLOT("expert_bias", F32), .when = "bias", .shape = "E", .scale = 0.1, .hidden = true},
@@ -536,7 +577,7 @@ const parity_ask_row parity_ask_table[] = {
     {"router_seq_aux_fwd",
      {{SLOT("aux_scores", POSITIVE)}, {SLOT("aux_indices", CHOICE), .of = "E"}},
      {"T=12 E=7 K=3 B=3 | rows=B", "T=66 E=40 K=2 B=2 | rows=B", "T=130 E=5 K=1 B=1 | rows=B",
-      "T=0 E=4 K=1 B=2 | rows=B"}},
+      "T=4230 E=4 K=1 B=2 | rows=B", "T=12 E=1100 K=3 B=3 | rows=B", "T=0 E=4 K=1 B=2 | rows=B"}},
     {"router_aux_loss",
      {{SLOT("score_sums", POSITIVE), .shape = "B,E"},
       {SLOT("tokens_per_expert", BELOW), .of = "N", .shape = "B,E"}},
@@ -607,7 +648,8 @@ const parity_ask_row parity_ask_table[] = {
       {SLOT("stats", FROM), .of = "cross_entropy_stats.stats", .shape = "tp,3,T", .hidden = true},
       {SLOT("lse", FROM), .of = "cross_entropy_loss.lse"}},
      {"T=7 V=5 tp=1 | scale=0.125 vocab_start=0", "T=5 V=33 tp=1 | scale=0.0625 vocab_start=0",
-      "T=3 V=4103 tp=1 | scale=0.3 vocab_start=0", "T=0 V=4 tp=1 | scale=1.0 vocab_start=0"}},
+      "T=3 V=4103 tp=1 | scale=0.3 vocab_start=0", "T=3 V=40 tp=1 | scale=0.125 vocab_start=0",
+      "T=3 V=4104 tp=1 | scale=0.25 vocab_start=0", "T=0 V=4 tp=1 | scale=1.0 vocab_start=0"}},
     {"adamw",
      {{.name = "main_param_in"},
       {.name = "exp_avg_in", .scale = 0.1},
