@@ -24,9 +24,9 @@ forbid parity 'gpu/|cuda|nccl|cublas' 'parity/*.c' 'parity/*.h'
 [[ -f parity/assay_kernel.h ]] && forbid parity/assay_kernel.h 'core/|ref/|parity/' 'parity/assay_kernel.h'
 
 # A file of the engine (header and source of one name) includes only what lies below it: no circle.  The kinds of a layer
-# share layer.h, the files of the call share call_internal.h, those of context parallelism context_internal.h, the
-# kernels of attention attention.cuh.
-node() { sed -E 's|\.[^.]*$||; s|^gpu/(attention\|mlp\|moe\|router\|balancing)$|gpu/layer|; s|^gpu/call_[a-z]+$|gpu/call|; s|^gpu/parallel/context_[a-z0-9]+$|gpu/parallel/context|; s|^gpu/ops/attention_[a-z]+$|gpu/ops/attention|' <<<"$1"; }
+# share layer.h, the files of the call share call_internal.h, those of the door execute_internal.h, those of context parallelism
+# context_internal.h, the kernels of attention attention.cuh.
+node() { sed -E 's|\.[^.]*$||; s|^gpu/(attention\|mlp\|moe\|router\|balancing)$|gpu/layer|; s|^gpu/call_[a-z]+$|gpu/call|; s|^gpu/execute_[a-z]+$|gpu/execute|; s|^gpu/parallel/context_[a-z0-9]+$|gpu/parallel/context|; s|^gpu/ops/attention_[a-z]+$|gpu/ops/attention|' <<<"$1"; }
 circles=$(git ls-files --cached --others --exclude-standard -- 'gpu/*.c' 'gpu/*.h' 'gpu/*.cu' 'gpu/*.cuh' | grep -v '^gpu/sim/' |
     while read -r file; do
         [[ -f $file ]] || continue

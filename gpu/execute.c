@@ -1,44 +1,12 @@
 /* gpu_execute: slots of a row between guards, poison, and the checks after the run. */
-#include "gpu/execute.h"
 #include "core/model/ops.h"
 #include "gpu/check.h"
+#include "gpu/execute_internal.h"
 #include "gpu/ladder.h"
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-enum { JOB_BUFFERS = ASSAY_MAX_SLOTS + 2 };
-
-typedef struct job_buffer {
-    char slot[ASSAY_SLOT_NAME];
-    char *memory;  /* what was allocated */
-    char *device;  /* in it: guard, data, guard */
-    char *image;   /* the same bytes on the host, as they were before the operation */
-    size_t bytes;  /* of the data */
-    bool is_input; /* must be unchanged afterwards */
-    int output;    /* index in outputs, -1 */
-} job_buffer;
-
-/* One run: slots on the device between guards.  Errors stick: the first one is kept in st and later steps do nothing. */
-typedef struct job {
-    gpu_ctx *ctx;
-    const assay_op *op;
-    const json_t *attrs;
-    assay_dtype act;
-    const gpu_execute_form *form;
-    const gpu_slot *inputs;
-    int n_inputs;
-    assay_op_operand operands[ASSAY_MAX_SLOTS]; /* the inputs for the table */
-    assay_op_binding binding;
-    gpu_operands o;
-    gpu_slot outputs[ASSAY_MAX_SLOTS];
-    int n_outputs;
-    job_buffer buffers[JOB_BUFFERS];
-    int n_buffers;
-    gpu_declared declared;
-    assay_status st;
-} job;
 
 enum { GUARD_BYTES = 256, GUARD_PATTERN = 0xA5, ALIGNMENT = 256 };
 /* Of each place.  0xFF: NaN in F32, BF16, F64; -1 in I64. */
@@ -46,19 +14,19 @@ static const unsigned char poisons[GPU_PLACES] = {0xFF, 0x5A, 0x33};
 
 /* A buffer on the device with guards; data NULL: poisoned.  unit: bytes of an element, 0: the workspace, which stays aligned.  Waits
  * for the copy, so `data` may go away. */
-static char *make_buffer(job *j, const char *slot, const void *data, size_t bytes, size_t unit, bool is_input,
-                         int output)
+static char *make_buffer(gpu_job *j, const char *slot, const void *data, size_t bytes, size_t unit,
+                         bool is_input, int output)
 {
     static const size_t later[GPU_PLACES] = {0, ALIGNMENT, ALIGNMENT};
     const size_t shift = j->form->place == GPU_PLACE_ODD && unit > 0 ? unit : later[j->form->place];
     if (j->st != ASSAY_OK)
         return NULL;
-    if (j->n_buffers == JOB_BUFFERS || bytes > SIZE_MAX / 2) {
+    if (j->n_buffers == GPU_JOB_BUFFERS || bytes > SIZE_MAX / 2) {
         j->st = ASSAY_ERROR(ASSAY_LIMIT, "%s: %s: too many slots, or %zu bytes are too large", j->op->name,
                             slot, bytes);
         return NULL;
     }
-    job_buffer *b = &j->buffers[j->n_buffers++];
+    gpu_job_buffer *b = &j->buffers[j->n_buffers++];
     memset(b, 0, sizeof *b);
     (void)snprintf(b->slot, sizeof b->slot, "%s", slot);
     b->bytes = bytes;
@@ -91,7 +59,7 @@ static char *make_buffer(job *j, const char *slot, const void *data, size_t byte
 }
 
 /* Bytes of a slot after checking its shape. */
-static bool job_slot_bytes(job *j, const gpu_slot *s, size_t *bytes)
+static bool job_slot_bytes(gpu_job *j, const gpu_slot *s, size_t *bytes)
 {
     int64_t count = 0, n = 0;
     const bool known =
@@ -111,7 +79,7 @@ static bool job_slot_bytes(job *j, const gpu_slot *s, size_t *bytes)
     return true;
 }
 
-static const gpu_slot *find_input(const job *j, const char *name, const char *suffix)
+static const gpu_slot *find_input(const gpu_job *j, const char *name, const char *suffix)
 {
     const size_t n = strlen(name);
     for (int i = 0; i < j->n_inputs; ++i)
@@ -121,7 +89,7 @@ static const gpu_slot *find_input(const job *j, const char *name, const char *su
 }
 
 /* Every element lies in [0, high), or is -1 where the row allows that. */
-static assay_status check_range(const job *j, const assay_op_slot *row, const gpu_slot *s)
+static assay_status check_range(const gpu_job *j, const assay_op_slot *row, const gpu_slot *s)
 {
     int64_t high = 0, count = 0;
     const int64_t *v = s->data;
@@ -136,7 +104,7 @@ static assay_status check_range(const job *j, const assay_op_slot *row, const gp
     return ASSAY_OK;
 }
 
-static assay_status upload(job *j, int index, const gpu_slot *s)
+static assay_status upload(gpu_job *j, int index, const gpu_slot *s)
 {
     size_t bytes = 0;
     if (s == NULL)
@@ -152,7 +120,7 @@ static assay_status upload(job *j, int index, const gpu_slot *s)
 }
 
 /* A new output, poisoned; an in-out slot starts as a copy of its input. */
-static assay_status make_output(job *j, int index, const gpu_slot *before)
+static assay_status make_output(gpu_job *j, int index, const gpu_slot *before)
 {
     const assay_op_slot *row = &j->op->slots[index];
     gpu_slot *s = &j->outputs[j->n_outputs];
@@ -187,7 +155,7 @@ static assay_status make_output(job *j, int index, const gpu_slot *before)
 }
 
 /* Slots of the row in its order: inputs first, because outputs follow from them. */
-static assay_status place_slots(job *j)
+static assay_status place_slots(gpu_job *j)
 {
     for (int i = 0; i < assay_op_n_slots(j->op); ++i)
         if (j->op->slots[i].role == ASSAY_SLOT_IN)
@@ -197,7 +165,7 @@ static assay_status place_slots(job *j)
         const gpu_slot *before = row->role == ASSAY_SLOT_INOUT ? find_input(j, row->name, "_in") : NULL;
         if (row->role == ASSAY_SLOT_INOUT && (before != NULL || !row->optional))
             ASSAY_TRY(make_output(j, i, before));
-        else if (row->role == ASSAY_SLOT_OUT &&
+        else if (row->role == ASSAY_SLOT_OUT && !(j->again && gpu_job_may_leave(row)) &&
                  !(row->optional && row->like && !find_input(j, row->like, "")))
             ASSAY_TRY(make_output(j, i, NULL));
     }
@@ -205,7 +173,7 @@ static assay_status place_slots(job *j)
 }
 
 /* A guarded workspace of exactly the size that the operation asks for replaces ctx->workspace.  The size follows from shapes alone. */
-static assay_status place_workspace(job *j)
+static assay_status place_workspace(gpu_job *j)
 {
     gpu_operands shapes = j->o;
     for (int i = 0; i < ASSAY_OP_SLOTS; ++i) {
@@ -232,7 +200,7 @@ static int64_t guard_damage(const char *guard)
 }
 
 /* Guards are whole, an input is unchanged, an output goes to the caller's host copy. */
-static assay_status job_check(job *j, job_buffer *b, char *after)
+static assay_status job_check(gpu_job *j, gpu_job_buffer *b, char *after)
 {
     const int64_t before = guard_damage(after), behind = guard_damage(after + GUARD_BYTES + b->bytes);
     ASSAY_CHECK(before < 0, ASSAY_INTERNAL, "%s wrote %" PRId64 " bytes before the start of %s", j->op->name,
@@ -251,10 +219,10 @@ static assay_status job_check(job *j, job_buffer *b, char *after)
     return ASSAY_OK;
 }
 
-static assay_status job_collect(job *j)
+static assay_status job_collect(gpu_job *j)
 {
     for (int i = 0; i < j->n_buffers; ++i) {
-        job_buffer *b = &j->buffers[i];
+        gpu_job_buffer *b = &j->buffers[i];
         const size_t whole = b->bytes + 2 * GUARD_BYTES;
         char *after = malloc(whole);
         ASSAY_CHECK(after != NULL, ASSAY_OUT_OF_MEMORY, "%s: %s: %zu bytes", j->op->name, b->slot, whole);
@@ -271,12 +239,12 @@ static assay_status job_collect(job *j)
 }
 
 /* Behind a refusal every buffer holds what it held. */
-static assay_status job_untouched(job *j, assay_status refused)
+static assay_status job_untouched(gpu_job *j, assay_status refused)
 {
     char why[256];
     snprintf(why, sizeof why, "%s", assay_error_message());
     for (int i = 0; i < j->n_buffers; ++i) {
-        const job_buffer *b = &j->buffers[i];
+        const gpu_job_buffer *b = &j->buffers[i];
         const size_t whole = b->bytes + 2 * GUARD_BYTES;
         char *after = malloc(whole);
         ASSAY_CHECK(after != NULL, ASSAY_OUT_OF_MEMORY, "%s: %s: %zu bytes", j->op->name, b->slot, whole);
@@ -293,23 +261,24 @@ static assay_status job_untouched(job *j, assay_status refused)
     return refused;
 }
 
-static bool is_refusal(assay_status st)
-{
-    return st == ASSAY_INVALID_ARGUMENT || st == ASSAY_UNSUPPORTED || st == ASSAY_LIMIT;
-}
-
-static void job_destroy(job *j, bool keep_outputs)
+static void free_buffers(gpu_job *j)
 {
     for (int i = 0; i < j->n_buffers; ++i) {
         if (j->buffers[i].memory != NULL)
             (void)cudaFree(j->buffers[i].memory);
         free(j->buffers[i].image);
     }
+    j->n_buffers = 0;
+}
+
+static void job_destroy(gpu_job *j, bool keep_outputs)
+{
+    free_buffers(j);
     for (int i = 0; i < j->n_outputs && !keep_outputs; ++i)
         free(j->outputs[i].data);
 }
 
-static assay_status job_run(job *j)
+static assay_status job_run(gpu_job *j)
 {
     for (int i = 0; i < j->n_inputs; ++i)
         j->operands[i] =
@@ -325,12 +294,29 @@ static assay_status job_run(job *j)
         j->form->spoil(j->form->user, j->ctx, &j->o);
     const assay_status st = j->form->run != NULL ? j->form->run(j->form->user, j->ctx, &j->o, &variant)
                                                  : gpu_ladder_run(j->ctx, &j->o, 1, j->ctx->stream, &variant);
-    if (is_refusal(st))
+    if (gpu_job_refused(st))
         return job_untouched(j, st);
     ASSAY_TRY(st);
     ASSAY_TRY(gpu_ladder_declare(j->ctx, &j->o, variant, &j->declared));
     ASSAY_TRY(gpu_ctx_sync(j->ctx, j->op->name));
     return job_collect(j);
+}
+
+/* The same call without the outputs that its row lets go; the first run's memory is given back before. */
+static assay_status run_again(gpu_job *first)
+{
+    gpu_job *j = calloc(1, sizeof *j);
+    const int wish = first->ctx->call_variant;
+    ASSAY_CHECK(j != NULL, ASSAY_OUT_OF_MEMORY, "%s: %zu bytes", first->op->name, sizeof *j);
+    const gpu_execute_form form = gpu_job_begin_again(j, first);
+    j->form = &form;
+    free_buffers(first);
+    const assay_status st = gpu_job_compare(first, j, job_run(j));
+    (void)cudaStreamSynchronize(j->ctx->stream);
+    j->ctx->call_variant = wish;
+    job_destroy(j, false);
+    free(j);
+    return st;
 }
 
 assay_status gpu_execute_as(gpu_ctx *ctx, const char *op, const json_t *attrs, assay_dtype act,
@@ -343,7 +329,7 @@ assay_status gpu_execute_as(gpu_ctx *ctx, const char *op, const json_t *attrs, a
                 "%s: expected at most %d inputs, found %d", op, ASSAY_MAX_SLOTS, n_inputs);
     ASSAY_CHECK(act == ASSAY_F32 || act == ASSAY_BF16, ASSAY_UNSUPPORTED,
                 "%s: expected an activation dtype F32 or BF16, found %s", op, assay_dtype_name(act));
-    job *j = calloc(1, sizeof *j);
+    gpu_job *j = calloc(1, sizeof *j);
     ASSAY_CHECK(j != NULL, ASSAY_OUT_OF_MEMORY, "%s: %zu bytes", op, sizeof *j);
     json_t *none = attrs == NULL ? json_object() : NULL;
     void *const workspace = ctx->workspace;
@@ -355,7 +341,9 @@ assay_status gpu_execute_as(gpu_ctx *ctx, const char *op, const json_t *attrs, a
     j->form = form;
     j->inputs = inputs;
     j->n_inputs = n_inputs;
-    const assay_status st = job_run(j);
+    assay_status st = job_run(j);
+    if (st == ASSAY_OK && gpu_job_runs_again(j))
+        st = run_again(j);
     ctx->workspace = workspace;
     ctx->workspace_bytes = workspace_bytes;
     (void)cudaStreamSynchronize(ctx->stream);
