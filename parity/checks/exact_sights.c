@@ -7,37 +7,49 @@
 
 #define FAR ((int64_t)1 << 40)
 
-/* Query i stands at q_from + i q_step, key j at k_from + j; `counted` > 0: keys from there on have scores so low that they weigh
- * nothing. */
+/* First keys of queries: none; such that a query sees a power of two of keys; the key of its own position. */
+enum firsts { NO_FIRST, POWERS, OWN };
+
+/* Query i stands at q_from + i q_step, key j at k_from + j.  counted > 0: keys from there on have scores so low that they weigh
+ * nothing, whatever their values; < 0: those before -counted. */
 typedef struct sight {
     int64_t queries, q_from, keys, k_from, q_step, window, counted;
     double scale;
-    bool documents, shuffled; /* a first key for each query; keys in another order */
+    enum firsts first;
+    bool shuffled; /* keys in another order */
 } sight;
 
 /* Equal scores over 1, 2, 4, ... keys: exact means. */
 static const sight means[] = {
-    {70, 0, 70, 0, 1, 0, 0, 1.0, true, false},
-    {9, 60, 128, 0, 8, 0, 0, 1.0, true, true},
-    {33, 0, 66, 0, 2, 16, 0, -1.0, true, false},
-    {37, 3, 150, 0, 4, 0, 0, 0.5, true, false},
-    {70, 200, 64, 0, 1, 0, 0, 1.0, false, false},         /* all see all, in whole tiles of queries */
-    {12, 200, 144, 0, 1, 0, 128, 1.0, false, false},      /* ... behind the last tile nothing */
-    {12, 40, 16, 0, 1, 0, 0, 1.0, false, false},          /* ... in one tile */
-    {12, 0, 64, 100, 1, 0, 0, 1.0, true, false},          /* none sees any */
-    {40, FAR, 128, FAR - 100, 1, 0, 0, 1.0, true, false}, /* beyond an int */
-    {24, INT32_MAX - 12, 64, INT32_MAX - 76, 1, 0, 0, 1.0, true, false},
-    {24, INT32_MAX - 12, 128, 0, 1, 0, 0, 1.0, true, false},
-    {8, FAR, 128, 0, 1, 0, 0, 1.0, true, false},
-    {8, 0, 128, -FAR, 1, 0, 0, 1.0, true, false},
-    {1, 300, 64, 0, 1, 0, 0, 1.0, true, false}, /* from far before the keys to far behind */
-    {8, -FAR, 128, 0, 1, 0, 0, 1.0, true, false},
-    {24, INT32_MAX - 12, 64, 0, 1, 0, 0, 1.0, false, false},
-    {8, 128, 128, 0, 1, FAR, 0, 1.0, false, false},
+    {70, 0, 70, 0, 1, 0, 0, 1.0, POWERS, false},
+    {9, 60, 128, 0, 8, 0, 0, 1.0, POWERS, true},
+    {33, 0, 66, 0, 2, 16, 0, -1.0, POWERS, false},
+    {37, 3, 150, 0, 4, 0, 0, 0.5, POWERS, false},
+    /* all see all: in whole tiles of queries; in whole tiles of keys and a part of one, of which the first ones weigh nothing */
+    {70, 200, 64, 0, 1, 0, 0, 1.0, NO_FIRST, false},
+    {12, 300, 264, 0, 1, 0, -136, 1.0, NO_FIRST, false},
+    {12, 0, 64, 100, 1, 0, 0, 1.0, POWERS, false}, /* none sees any */
+    /* beyond an int: documents and a window; neither; a part of a tile; queries or keys alone, or a document's first key */
+    {36, FAR, 136, FAR - 100, 1, 16, 0, 1.0, POWERS, false},
+    {12, FAR + 200, 136, FAR, 1, 0, 128, 1.0, NO_FIRST, false},
+    {9, FAR, 40, FAR - 20, 1, 0, 0, 1.0, POWERS, false},
+    {8, FAR, 128, 0, 1, 0, 0, 1.0, POWERS, false},
+    {8, 0, 128, -FAR, 1, 0, 0, 1.0, POWERS, false},
+    {1, 300, 64, 0, 1, 0, 0, 1.0, POWERS, false},
+    /* of a block's queries one is near the keys, the others far before and behind */
+    {24, 140 - 12 * FAR, 144, 0, FAR, 16, 0, 1.0, NO_FIRST, false},
+    {12, 100, 60, 0, 1, 0, 0, 1.0, POWERS, false}, /* all keys are in the past, documents hide some */
+    /* up to here WIDE_MEANS */
+    {12, 40, 16, 0, 1, 0, 0, 1.0, NO_FIRST, false}, /* all see all, in one tile */
+    {24, INT32_MAX - 12, 64, INT32_MAX - 76, 1, 0, 0, 1.0, POWERS, false},
+    {24, INT32_MAX - 12, 128, 0, 1, 0, 0, 1.0, POWERS, false},
+    {8, -FAR, 128, 0, 1, 0, 0, 1.0, POWERS, false},
+    {24, INT32_MAX - 12, 64, 0, 1, 0, 0, 1.0, NO_FIRST, false},
+    {8, 128, 128, 0, 1, FAR, 0, 1.0, NO_FIRST, false},
 };
 
-/* Head dimensions of q and v, heads, groups, batch: every tile on matrix units, and what they refuse.  Above 128 they differ in how a
- * row lies in parts, not in what it sees: the first few of `means`. */
+/* Head dimensions of q and v, heads, groups, batch: every tile on matrix units, and what they refuse.  Above 128 a
+ * request takes longer: the first ones of `means`, with which each kernel takes both sides of what it decides about a tile. */
 typedef struct heads {
     int64_t d, dv, heads, groups, batch;
 } heads;
@@ -45,7 +57,7 @@ static const heads widths[] = {
     {8, 16, 4, 2, 2},   {40, 56, 3, 1, 1},   {88, 72, 2, 2, 2}, {120, 104, 4, 1, 1},
     {96, 128, 2, 1, 1}, {192, 128, 2, 1, 1}, {8, 136, 1, 1, 2}, {256, 216, 1, 1, 1},
 };
-enum { WIDE_MEANS = 5 };
+enum { WIDE_MEANS = 15 };
 
 static size_t means_of(const heads *h)
 {
@@ -54,13 +66,14 @@ static size_t means_of(const heads *h)
 
 static const heads refused[] = {{12, 12, 2, 1, 1}, {8, 12, 2, 2, 1}, {132, 8, 2, 1, 1}, {8, 132, 2, 1, 2}};
 
-/* A window of one key: a query has the values of its own, whatever the others hold. */
+/* A window or a document of one key: a query has the values of its own, whatever the others hold. */
 static const sight alone[] = {
-    {70, 0, 70, 0, 1, 1, 0, 1.0, false, false},
-    {37, 0, 75, 0, 2, 1, 0, 1.0, false, true},
-    {20, 130, 160, 0, 1, 1, 0, 1.0, false, false},
+    {70, 0, 70, 0, 1, 1, 0, 1.0, NO_FIRST, false},
+    {37, 0, 75, 0, 2, 0, 0, 1.0, OWN, true},
+    {20, 130, 160, 0, 1, 1, 0, 1.0, NO_FIRST, false},
+    {20, 118, 160, 0, 1, 4, 0, 1.0, OWN, false}, /* on both sides of a tile's end */
 };
-static const sight no_scale = {9, 0, 17, 0, 1, 0, 0, 0.0, true, false};
+static const sight no_scale = {9, 0, 17, 0, 1, 0, 0, 0.0, POWERS, false};
 
 static double eights(const parity_ask *q, int64_t i)
 {
@@ -73,17 +86,24 @@ static double unbounded(const parity_ask *q, int64_t i)
     return i % 11 == 5 ? HUGE_VAL : i % 13 == 8 ? -HUGE_VAL : parity_lattice(q, i);
 }
 
+static bool counts(const sight *s, int64_t j)
+{
+    return s->counted == 0 || (s->counted > 0 ? j < s->counted : j >= -s->counted);
+}
+
 static int64_t key_position(const sight *s, int64_t j)
 {
     return s->k_from + (s->shuffled ? (j * 7 + 3) % s->keys : j); /* no number of keys is a multiple of 7 */
 }
 
-/* The first key of query i: it sees a power of two of keys, and all of them now and then. */
+/* The first key of query i.  POWERS: and all of the keys now and then. */
 static int64_t first_key(const sight *s, int64_t i, int64_t position)
 {
     const int64_t last_key = s->k_from + s->keys - 1, last = position < last_key ? position : last_key;
     const int64_t keys = last - s->k_from + 1;
     int64_t seen = (int64_t)1 << i % 8;
+    if (s->first == OWN)
+        return position;
     if (keys > 0 && (keys & (keys - 1)) == 0 && i % 3 == 0)
         return -FAR;
     while (seen > keys && seen > 1)
@@ -106,7 +126,7 @@ static void ask_positions(parity_ask *q, const sight *s, int64_t batch)
     }
     parity_ask_i64(q, "q_position", tq, query);
     parity_ask_i64(q, "k_position", tk, key);
-    if (s->documents)
+    if (s->first != NO_FIRST)
         parity_ask_i64(q, "first_key", tq, first);
     free(key);
     free(first);
@@ -122,15 +142,28 @@ static void ask_scores(parity_ask *q, const sight *s, const heads *h)
     if (!query || !key)
         q->st = ASSAY_ERROR(ASSAY_OUT_OF_MEMORY, "exact request: attention");
     for (int64_t r = 0; r < tq * h->heads && q->st == ASSAY_OK; r++)
-        query[r * h->d] = s->counted > 0 ? 64.0f : 0.0f;
+        query[r * h->d] = s->counted != 0 ? 64.0f : 0.0f;
     for (int64_t i = 0; i < tk * h->groups * h->d && q->st == ASSAY_OK; i++)
-        key[i] = i % h->d > 0 || s->counted == 0                   ? (float)parity_lattice(q, i)
-                 : i / (h->batch * h->groups * h->d) >= s->counted ? -64.0f
-                                                                   : 0.0f;
+        key[i] = i % h->d > 0 || s->counted == 0                ? (float)parity_lattice(q, i)
+                 : counts(s, i / (h->batch * h->groups * h->d)) ? 0.0f
+                                                                : -64.0f;
     parity_ask_floats(q, "q", 3, (int64_t[]){tq, h->heads, h->d}, query);
     parity_ask_floats(q, "k", 3, (int64_t[]){tk, h->groups, h->d}, key);
     free(key);
     free(query);
+}
+
+/* Those of keys that do not count are so large that a weight of 2^-100 would be seen. */
+static void ask_values(parity_ask *q, const sight *s, const heads *h, parity_fill value)
+{
+    const int64_t of_key = h->batch * h->groups * h->dv;
+    float *x = calloc((size_t)(s->keys * of_key), sizeof *x);
+    if (!x)
+        q->st = ASSAY_ERROR(ASSAY_OUT_OF_MEMORY, "exact request: attention");
+    for (int64_t i = 0; i < s->keys * of_key && q->st == ASSAY_OK; i++)
+        x[i] = (float)(value(q, i) * (counts(s, i / of_key) ? 1.0 : 0x1p100));
+    parity_ask_floats(q, "v", 3, (int64_t[]){h->batch * s->keys, h->groups, h->dv}, x);
+    free(x);
 }
 
 static void ask_attrs(parity_ask *q, const sight *s, const heads *h)
@@ -153,13 +186,21 @@ static void ask(parity_ask *q, const sight *s, const heads *h, parity_fill value
     if (q->off) /* who asks for another operation does not wait for these numbers */
         return;
     ask_scores(q, s, h);
-    parity_ask_real(q, "v", q->act, 3, (int64_t[]){h->batch * s->keys, h->groups, h->dv}, value);
+    ask_values(q, s, h, value);
     ask_attrs(q, s, h);
 }
 
 /* --- backward ------------------------------------------------------------------------------------------------ */
 
 enum input { DOUT, QUERY, KEY, VALUE, OUT };
+enum { LOW = -128 }; /* minus a power of two: LOW - lse is 0 whatever it is multiplied with on the way */
+
+static double low(const parity_ask *q, int64_t i)
+{
+    (void)q;
+    (void)i;
+    return LOW;
+}
 
 static double power(int64_t row, int64_t pair)
 {
@@ -168,7 +209,9 @@ static double power(int64_t row, int64_t pair)
 
 /* Columns 2 m and 2 m + 1 of queries are equal, those of keys have opposite signs: a score is 0 and a probability exp(0 - lse) = 1 for
  * every pair that is seen.  But columns 0 and 1 of some queries meet -4096 of some keys, whose probability is 0.  dO has eight
- * numbers a row: dS is an integer of at most 256, which bf16 holds where a kernel rounds it for a product. */
+ * numbers a row: dS is an integer of at most 256, which bf16 holds where a kernel rounds it for a product.
+ * Where not all keys count in the forward (`counted`), columns 0 and 1 are one score for all pairs, LOW, and lse is as low: so low that
+ * a key of zeros behind the last one has the probability +inf. */
 static double bounded(const parity_ask *q, const sight *s, enum input what, int64_t row, int64_t width,
                       int64_t c)
 {
@@ -177,11 +220,12 @@ static double bounded(const parity_ask *q, const sight *s, enum input what, int6
     case DOUT:
         return (row + c) % ((width + 7) / 8) == 0 ? drawn : 0.0;
     case QUERY:
-        return c > 1 ? power(row, c / 2) : row % 3 == 0 ? 64.0 : 0.0;
+        return c > 1 ? power(row, c / 2) : row % 3 == 0 || s->counted != 0 ? 64.0 : 0.0;
     case KEY:
-        return c > 1          ? (c % 2 == 0 ? power(row, c / 2) : -power(row, c / 2))
-               : row % 4 == 0 ? (s->scale > 0.0 ? -32.0 : 32.0)
-                              : 0.0;
+        return c > 1             ? (c % 2 == 0 ? power(row, c / 2) : -power(row, c / 2))
+               : s->counted != 0 ? LOW / (2.0 * 64.0)
+               : row % 4 == 0    ? (s->scale > 0.0 ? -32.0 : 32.0)
+                                 : 0.0;
     default:
         return drawn;
     }
@@ -232,7 +276,8 @@ static void ask_backward(parity_ask *q, const sight *s, const heads *h, bool unb
         return;
     for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++)
         ask_input(q, s, h, inputs[i], unbound);
-    parity_ask_real(q, "lse", ASSAY_F32, 2, (int64_t[]){h->batch * s->queries, h->heads}, parity_zero);
+    parity_ask_real(q, "lse", ASSAY_F32, 2, (int64_t[]){h->batch * s->queries, h->heads},
+                    s->counted != 0 ? low : parity_zero);
     ask_attrs(q, s, h);
 }
 

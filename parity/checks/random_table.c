@@ -133,7 +133,8 @@
             "T=0 H=8 N=2 | p=0.5 seed=1 stream=1 draw=1", "T=3 H=129 N=3 | p=0.0 seed=1 stream=2 draw=5"     \
     }
 #define HEADS "batch=B seq_q=Sq seq_k=Sk heads=A groups=G head_dim=D head_dim_v=Dv"
-/* Documents and windows in kernels of every width; rows that see no key; no rows, no keys; values wider and narrower than keys. */
+/* Documents and windows in kernels of every width; heads narrower than their tiles; rows that see no key; no rows, no keys; values wider
+ * and narrower than keys. */
 #define ATTENTION_SIZES                                                                                      \
     {                                                                                                        \
         "B=2 Sq=5 Sk=5 A=4 G=2 D=8 Dv=8 first=0 | " HEADS " scale=0.35 window=0",                            \
@@ -152,7 +153,7 @@
             "B=1 Sq=7 Sk=7 A=2 G=1 D=24 Dv=40 first=1 | " HEADS " scale=0.2 window=3",                       \
             "B=1 Sq=7 Sk=7 A=2 G=2 D=100 Dv=16 first=1 | " HEADS " scale=0.1 window=3",                      \
             "B=1 Sq=7 Sk=7 A=1 G=1 D=136 Dv=192 first=1 | " HEADS " scale=0.085 window=2",                   \
-            "B=1 Sq=10 Sk=35 A=2 G=1 D=192 Dv=128 first=1 | " HEADS " scale=0.072 window=0",                 \
+            "B=1 Sq=10 Sk=35 A=2 G=1 D=168 Dv=104 first=1 | " HEADS " scale=0.077 window=0",                 \
             "B=1 Sq=9 Sk=35 A=1 G=1 D=248 Dv=256 first=0 | " HEADS " scale=0.063 window=11",                 \
             "B=2 Sq=9 Sk=40 A=4 G=2 D=8 Dv=8 first=0 | " HEADS " scale=0.35 window=0 dropout_p=0.3 "         \
             "seed=9 stream=4 draw=2 first_row=1 all_rows=5 first_head=4 all_heads=12 all_keys=64",           \

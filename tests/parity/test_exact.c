@@ -3,7 +3,7 @@
 
 enum { MUTANT_NONE = -1 };
 
-enum { MAX_REQUESTS = 2048, GROUPS = 3 };
+enum { MAX_REQUESTS = 4096, GROUPS = 3 };
 
 /* One operation of the request: whether an element of its answer was changed, and whether it failed. */
 typedef struct outcome {
