@@ -32,6 +32,7 @@ self_test() {
     expect 1 'return x.*executed now, or gone: remove the row' "${good/"$line"/"$line"$'\n''gpu/ops/example.cu: clip() `return x` — executed'}"
     expect 1 'clip.*executed now, or gone: remove the row' "${good/"$line"/"$line"$'\n''gpu/ops/example.cu: clip() — partly executed'}"
     expect 1 'expected .FILE: FUNCTION' "${good/"$line"/"$line"$'\n''gpu/ops/example.cu: clip() without a reason'}"
+    expect 0 ', 0 are not' "${good/"$line"/"$line"$'\n''gpu/ops/example.cu: stale() `x` — chance: once'}"
     expect 1 'nothing to judge' ''
     echo "coverage: self-test passed"
 }

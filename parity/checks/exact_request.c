@@ -429,7 +429,7 @@ static void add_products(parity_ask *q)
     add_grouped(q, 2, (int64_t[]){16, 17}, 32, 33);
     /* widths of multiples of 8: tiles of matrix units, whole ones and pieces of them in every direction */
     add_grouped(q, 4, (int64_t[]){70, 0, 130, 1}, 136, 72);
-    add_grouped(q, 3, (int64_t[]){0, 96, 33}, 72, 136);
+    add_grouped(q, 3, (int64_t[]){0, 64, 65}, 72, 136);
     add_grouped(q, 2, (int64_t[]){129, 0}, 136, 136);
     add_grouped(q, 2, (int64_t[]){0, 0}, 8, 8);
     add_grouped(q, 2, (int64_t[]){3, 5}, 8, 0);
