@@ -71,12 +71,15 @@ static assay_status pass(gpu_model *m, gpu_chunk *chunk, bool forward, int64_t i
                    : gpu_stage_bwd(m, chunk, mb, &m->gradient[0], &unused);
 }
 
-/* What stands in this pass that a graph does not hold. */
+/* What stands in this pass that a graph does not hold.  Where the loss is made piece by piece the backward is the first to read the output's
+ * parameters, and waits for them. */
 static bool waits_outside(const gpu_graphs *g, const gpu_model *m, bool forward, int64_t index)
 {
     const assay_train_options *o = m->options;
-    return forward ? o->overlap_param_gather && index == 0
-                   : o->overlap_grad_reduce && index == g->n_microbatches - 1;
+    const bool gathers = o->overlap_param_gather && index == 0;
+    return forward
+               ? gathers
+               : (gathers && m->loss_parts > 0) || (o->overlap_grad_reduce && index == g->n_microbatches - 1);
 }
 
 static assay_status capture(gpu_model *m, gpu_chunk *chunk, bool forward, int64_t index, graph *slot)

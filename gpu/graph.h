@@ -4,7 +4,7 @@
  * A graph is one microbatch's of the step, one direction's: all that it enqueues has the same addresses in every step, because arenas are
  * taken in the same order, and the same numbers but the weight of a target in the objective (loss_scale), which is compared: where it is
  * another, the microbatch is captured again.  The first forward and the first backward of a run are not captured (libraries load then),
- * nor is what waits for work outside: the first forward of a step with overlap_param_gather, the last backward with overlap_grad_reduce.
+ * nor is what waits for work outside: the first forward of a step with overlap_param_gather (and the first backward, where the loss is made piece by piece), the last backward with overlap_grad_reduce.
  * Tokens are copied, and reductions begin, outside of graphs.  assay_inputs_cuda_graph refuses what no graph can hold.  A run that is watched (gpu_run_is_watched) launches one by one. */
 #ifndef GPU_GRAPH_H
 #define GPU_GRAPH_H

@@ -46,6 +46,9 @@ static const row rows[] = {
     /* the last backward of a step starts reductions, its first forward waits for parameters */
     {2, "dp2,zero1", "--overlap-grad-reduce --overlap-param-gather", MODEL("false"), 2, 2, 3, 7},
     {2, "dp2,zero1", "--overlap-grad-reduce --recompute-granularity full", MODEL("true"), 2, 3, 4, 5},
+    /* ... and its first backward, which makes the loss, for those of the output */
+    {2, "dp2,zero1", "--overlap-param-gather --loss-subbatch-sequence-length 3 --ddp-bucket-size 64",
+     MODEL("false"), 2, 2, 4, 6},
 };
 
 /* The numbers of the line that the engine prints. */
