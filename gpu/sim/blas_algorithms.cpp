@@ -62,14 +62,18 @@ cublasStatus_t blas_take(const cublasLtMatmulAlgo_t *given, void *workspace, siz
     }
     const algorithm &a = algorithms[given ? static_cast<int>(given->data[1]) : plain_algorithm];
     const struct {
-        char name;
+        const char *name;
         const void *ptr;
         bool used;
-    } operands[] = {{'A', p.pa, true}, {'B', p.pb, true}, {'C', p.pc, p.beta != 0.0}, {'D', p.pd, true}};
+    } operands[] = {{"A", p.pa, true},
+                    {"B", p.pb, true},
+                    {"C", p.pc, p.beta != 0.0},
+                    {"D", p.pd, true},
+                    {"the bias", p.how.bias, p.how.epilogue == CUBLASLT_EPILOGUE_BIAS}};
     for (const auto &o : operands) {
         if (o.used && reinterpret_cast<uintptr_t>(o.ptr) % a.align != 0) {
             assay_sim_report("cublasLt",
-                             "invalid: algorithm '%s' needs matrices aligned to %u bytes, %c lies at %p",
+                             "invalid: algorithm '%s' needs operands aligned to %u bytes, %s lies at %p",
                              a.name, a.align, o.name, o.ptr);
             return CUBLAS_STATUS_NOT_SUPPORTED;
         }

@@ -15,7 +15,7 @@ static void expect_counts(const gpu_ctx *ctx, uint64_t asked, uint64_t hits)
 }
 
 /* Which operands lie `shift` elements behind an aligned address. */
-typedef enum { NONE = 0, X = 1, WEIGHT = 2, Y = 4, ALL = 7 } shifted;
+typedef enum { NONE = 0, X = 1, WEIGHT = 2, Y = 4, BIAS = 8, ALL = 15 } shifted;
 
 /* y [m,n] = x [m,k] . weight [n,k], of zeros. */
 static assay_status linear(gpu_ctx *ctx, cudaStream_t stream, int64_t m, int64_t n, int64_t k, shifted which,
@@ -24,11 +24,12 @@ static assay_status linear(gpu_ctx *ctx, cudaStream_t stream, int64_t m, int64_t
     enum { ROOM = 256 };
     float *all;
     int variant;
-    cr_assert(m * k + shift <= ROOM && n * k + shift <= ROOM && m * n + shift <= ROOM && n <= ROOM);
+    cr_assert(m * k + shift <= ROOM && n * k + shift <= ROOM && m * n + shift <= ROOM && n + shift <= ROOM);
     cr_assert_eq(cudaMalloc((void **)&all, 4 * ROOM * sizeof *all), cudaSuccess);
     cudaMemset(all, 0, 4 * ROOM * sizeof *all);
     float *const x = all + (which & X ? shift : 0), *const w = all + ROOM + (which & WEIGHT ? shift : 0),
-                 *const y = all + 2 * ROOM + (which & Y ? shift : 0), *const b = all + 3 * ROOM;
+                 *const y = all + 2 * ROOM + (which & Y ? shift : 0),
+                 *const b = all + 3 * ROOM + (which & BIAS ? shift : 0);
     const gpu_operands o = raw_operands(
         "linear_fwd",
         (const raw_operand[]){RAW_T("x", gpu_tensor_2d(x, ASSAY_F32, m, k)),
