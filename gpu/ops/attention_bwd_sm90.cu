@@ -345,5 +345,6 @@ assay_status gpu_attention_bwd_sm90(const gpu_work *w, const gpu_attention_bwd_t
 
 bool gpu_attention_bwd_takes_sm90(const gpu_ctx *ctx, const gpu_operands *o)
 {
-    return gpu_attention_takes_sm90(ctx, o) && gpu_operand_int(o, "seq_q") > 0;
+    return gpu_attention_takes_sm90(ctx, o) && gpu_operand_int(o, "seq_q") > 0 &&
+           gpu_operand_int(o, "batch") > 0;
 }

@@ -85,17 +85,19 @@ __device__ static __forceinline__ void columns_count(const sums_to &s, const sum
     for (int i = (int)threadIdx.x; i < here; i += COLUMNS_THREADS)
         count[i] = 0;
     __syncthreads();
-    /* choice k of the sequence's token number n; a quotient for each would take longer than what it is for */
-    const int64_t tokens = COLUMNS_THREADS / x.k, choices = COLUMNS_THREADS % x.k;
-    int64_t n = threadIdx.x / x.k, k = threadIdx.x % x.k;
-    while (row + n * s.rows < x.t) {
+    /* choice k of the sequence's token number n; a quotient for each would take longer than what it is for.  Tokens that choose none are not
+     * looked at. */
+    const int64_t of_token = x.k > 0 ? x.k : 1, end = x.k > 0 ? x.t : 0;
+    const int64_t tokens = COLUMNS_THREADS / of_token, choices = COLUMNS_THREADS % of_token;
+    int64_t n = threadIdx.x / of_token, k = threadIdx.x % of_token;
+    while (row + n * s.rows < end) {
         int64_t e[COLUMNS_AHEAD];
         GPU_UNROLL
         for (int i = 0; i < COLUMNS_AHEAD; ++i) {
-            e[i] = row + n * s.rows < x.t ? x.indices[(row + n * s.rows) * x.k + k] - first : -1;
-            const bool over = k + choices >= x.k;
+            e[i] = row + n * s.rows < end ? x.indices[(row + n * s.rows) * x.k + k] - first : -1;
+            const bool over = k + choices >= of_token;
             n += over ? tokens + 1 : tokens;
-            k += over ? choices - x.k : choices;
+            k += over ? choices - of_token : choices;
         }
         GPU_UNROLL
         for (int i = 0; i < COLUMNS_AHEAD; ++i)

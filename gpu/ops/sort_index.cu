@@ -7,11 +7,18 @@
 
 enum { SORT_THREADS = 128 };
 
+/* A count below zero is no rows. */
+__device__ static __forceinline__ int64_t sort_read(const gpu_sort_index_args &a, int source, int64_t e)
+{
+    const int64_t n = a.counts[source * a.experts + e];
+    return n < 0 ? 0 : n;
+}
+
 __device__ static __forceinline__ int64_t sort_count(const gpu_sort_index_args &a, int64_t e)
 {
     int64_t n = 0;
     for (int s = 0; s < a.sources; ++s)
-        n += a.counts[s * a.experts + e];
+        n += sort_read(a, s, e);
     return n;
 }
 
@@ -35,7 +42,7 @@ __device__ static __forceinline__ sort_sums sort_source(const gpu_sort_index_arg
 {
     sort_sums sums = {};
     for (int64_t i = threadIdx.x % GPU_WARP; i < a.experts; i += GPU_WARP) {
-        const int64_t n = a.counts[source * a.experts + i];
+        const int64_t n = sort_read(a, source, i);
         sums.before += i < e ? n : 0;
         sums.all += n;
     }
@@ -87,7 +94,7 @@ __global__ void __launch_bounds__(SORT_THREADS) sort_index(gpu_sort_index_args a
     }
     for (int s = 0; s < a.sources && !a.merged; ++s) {
         const sort_sums source = sort_source(a, s, e);
-        const int64_t n = a.counts[s * a.experts + e];
+        const int64_t n = sort_read(a, s, e);
         sort_put(a, source_start + source.before, to, n, end);
         to += n;
         source_start += source.all;

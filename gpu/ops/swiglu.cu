@@ -5,7 +5,7 @@
  *       4, 8 or 32 lanes for each row, shuffles
  *   k2  bwd: eight elements for each thread, or for each lane           the same
  *
- * sigmoid is 1/(1 + exp(-x)), at most 6 ulp.  y may be the buffer of an input of the same dtype. */
+ * sigmoid is 1/(1 + exp(-x)), at most 6 ulp.  dx may be the buffer of x. */
 #include "gpu/vector.cuh"
 
 template <class T> __global__ void swiglu_fwd_k0(T *y, const T *x, const float *probs, int64_t t, int64_t f)

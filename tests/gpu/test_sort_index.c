@@ -25,6 +25,12 @@ static int64_t count_at(const sort_case *c, int64_t i)
     return c->least + (i * 7 + 3) % (c->spread + 1);
 }
 
+/* A count below zero is no rows. */
+static int64_t rows_of(int64_t count)
+{
+    return count > 0 ? count : 0;
+}
+
 static int64_t room_of(const sort_case *c, int64_t n)
 {
     return c->room >= 0 ? c->room : (n + c->multiple - 1) / c->multiple * c->multiple;
@@ -38,7 +44,7 @@ static int64_t start_of(const sort_case *c, const int64_t *counts, int source, i
         for (int64_t e = 0; e < c->experts; e++) {
             const bool before = c->merged ? e < expert || (e == expert && s < source)
                                           : s < source || (s == source && e < expert);
-            start += before ? counts[s * c->experts + e] : 0;
+            start += before ? rows_of(counts[s * c->experts + e]) : 0;
         }
     return start;
 }
@@ -50,13 +56,13 @@ static void walk(const sort_case *c, sort_arrays *a)
     a->n_counts = c->sources * c->experts;
     a->gathered = c->more;
     for (int64_t i = 0; i < a->n_counts; i++)
-        a->gathered += a->counts[i] = count_at(c, i);
+        a->gathered += rows_of(a->counts[i] = count_at(c, i));
     for (int64_t i = 0; i < MOST; i++)
         a->sort[i] = a->unsort[i] = -1;
     for (int64_t e = 0; e < c->experts; e++, row = end) {
         int64_t n = 0;
         for (int s = 0; s < c->sources; s++)
-            n += a->counts[s * c->experts + e];
+            n += rows_of(a->counts[s * c->experts + e]);
         a->tokens_per_expert[e] = room_of(c, n);
         end = row + room_of(c, n);
         for (int s = 0; s < c->sources; s++)
@@ -124,11 +130,12 @@ static void run_case(size_t row, const sort_case *c, const sort_arrays *a, bool 
 Test(gpu_sort_index, the_device_sorts_as_a_walk_over_the_rows)
 {
     static const sort_case cases[] = {
-        {1, false, 1, -1, 1, 0, 0, 0},   {1, false, 1, 3, 1, 0, 3, 0},    {1, false, 5, 6, 1, 0, 0, 5},
-        {1, false, 5, -1, 16, 9, 0, 40}, {1, false, 33, 7, 1, 5, 0, 7},   {1, false, 64, -1, 32, 200, 1, 30},
-        {2, false, 6, -1, 1, 0, 0, 11},  {2, false, 6, 40, 1, 3, 0, 20},  {4, false, 3, -1, 16, 7, 0, 140},
-        {3, false, 65, -1, 1, 0, 0, 6},  {2, true, 6, -1, 16, 4, 0, 9},   {4, true, 7, 60, 1, 150, 0, 14},
-        {1, true, 40, -1, 32, 1, 0, 50}, {1, false, 200, -1, 1, 0, 0, 2},
+        {1, false, 1, -1, 1, 0, 0, 0},    {1, false, 1, 3, 1, 0, 3, 0},    {1, false, 5, 6, 1, 0, 0, 5},
+        {1, false, 5, -1, 16, 9, 0, 40},  {1, false, 33, 7, 1, 5, 0, 7},   {1, false, 64, -1, 32, 200, 1, 30},
+        {2, false, 6, -1, 1, 0, 0, 11},   {2, false, 6, 40, 1, 3, 0, 20},  {4, false, 3, -1, 16, 7, 0, 140},
+        {3, false, 65, -1, 1, 0, 0, 6},   {2, true, 6, -1, 16, 4, 0, 9},   {4, true, 7, 60, 1, 150, 0, 14},
+        {1, true, 40, -1, 32, 1, 0, 50},  {1, false, 200, -1, 1, 0, 0, 2}, {2, false, 6, -1, 1, 3, -4, 11},
+        {1, false, 40, -1, 8, 5, -9, 12}, {3, true, 9, 20, 1, 2, -5, 9},
     };
     static sort_arrays a;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
