@@ -6,7 +6,7 @@
 assay_status gpu_beside_create(gpu_run *run)
 {
     gpu_beside *b = &run->beside;
-    CUDA_TRY(cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking));
+    CUDA_TRY(cudaStreamCreateWithFlags(&b->own.stream, cudaStreamNonBlocking));
     for (int i = 0; i < GPU_BESIDE_SLOTS; i++) {
         CUDA_TRY(cudaEventCreateWithFlags(&b->begun[i], cudaEventDisableTiming));
         CUDA_TRY(cudaEventCreateWithFlags(&b->done[i], cudaEventDisableTiming));
@@ -16,11 +16,8 @@ assay_status gpu_beside_create(gpu_run *run)
 
 static void swap(gpu_run *run)
 {
-    gpu_beside *b = &run->beside;
-    const cudaStream_t stream = run->ctx.stream;
-    run->ctx.stream = b->stream;
-    b->stream = stream;
-    b->open = !b->open;
+    gpu_ctx_swap_stream(&run->ctx, &run->beside.own);
+    run->beside.open = !run->beside.open;
 }
 
 void gpu_beside_destroy(gpu_run *run)
@@ -28,8 +25,8 @@ void gpu_beside_destroy(gpu_run *run)
     gpu_beside *b = &run->beside;
     if (b->open) /* an operation failed between begin and end */
         swap(run);
-    if (b->stream != NULL)
-        (void)cudaStreamDestroy(b->stream);
+    if (b->own.stream != NULL)
+        (void)cudaStreamDestroy(b->own.stream);
     for (int i = 0; i < GPU_BESIDE_SLOTS; i++) {
         if (b->begun[i] != NULL)
             (void)cudaEventDestroy(b->begun[i]);
@@ -44,7 +41,7 @@ assay_status gpu_beside_begin(gpu_run *run, int slot, const char *fault)
     gpu_beside *b = &run->beside;
     CUDA_TRY(cudaEventRecord(b->begun[slot], run->ctx.stream));
     if (!gpu_fault_switch(run, fault))
-        CUDA_TRY(cudaStreamWaitEvent(b->stream, b->begun[slot], 0));
+        CUDA_TRY(cudaStreamWaitEvent(b->own.stream, b->begun[slot], 0));
     swap(run);
     return ASSAY_OK;
 }

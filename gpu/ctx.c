@@ -44,6 +44,16 @@ assay_status gpu_ctx_check_device(const gpu_ctx *ctx)
     return ASSAY_OK;
 }
 
+void gpu_ctx_swap_stream(gpu_ctx *ctx, gpu_ctx_stream *other)
+{
+    const gpu_ctx_stream mine = {ctx->stream, ctx->workspace, ctx->workspace_bytes, ctx->ticket};
+    ctx->stream = other->stream;
+    ctx->workspace = other->workspace;
+    ctx->workspace_bytes = other->workspace_bytes;
+    ctx->ticket = other->ticket;
+    *other = mine;
+}
+
 assay_status gpu_ctx_make_ticket(unsigned **ticket)
 {
     CUDA_TRY(cudaMalloc((void **)ticket, sizeof **ticket));

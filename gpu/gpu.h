@@ -88,6 +88,16 @@ typedef struct gpu_ctx {
     int call_variant; /* 1 + the variant of the next call, before what its family has; 0 = none */
 } gpu_ctx;
 
+/* What operations on one stream share, and those on another have for themselves. */
+typedef struct gpu_ctx_stream {
+    cudaStream_t stream; /* NULL: there is none */
+    void *workspace;     /* NULL: an operation that wants one is refused by name */
+    size_t workspace_bytes;
+    unsigned *ticket;
+} gpu_ctx_stream;
+/* Operations go to the other stream from here on, with what belongs to it; the same call takes them back. */
+void gpu_ctx_swap_stream(gpu_ctx *ctx, gpu_ctx_stream *other);
+
 /* device < 0: local default.  ASSAY_CUDA when no device answers, ASSAY_UNSUPPORTED when it is a lesser one than the engine is compiled for. */
 assay_status gpu_ctx_init(gpu_ctx *ctx, int device, size_t workspace_bytes);
 /* What init asks of the device: a compute capability for which the engine is compiled. */

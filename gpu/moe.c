@@ -214,7 +214,7 @@ static assay_status shared_bwd(gpu_model *m, gpu_layer *l, gpu_moe_acts *a, gpu_
 /* Whether the shared expert runs beside the dispatch: it is issued before it, and waited for where its result is added. */
 static bool runs_beside(const gpu_model *m, const gpu_layer *l)
 {
-    return l->moe.shared.linear_fc1 && m->run->side.stream && !m->run->dry && !gpu_run_is_watched(m->run);
+    return l->moe.shared.linear_fc1 && m->run->side.own.stream && !m->run->dry && !gpu_run_is_watched(m->run);
 }
 
 /* --- the MLP of a layer ------------------------------------------------------------------------------------- */

@@ -47,7 +47,8 @@ typedef struct gpu_rung {
     /* Attention: the dtype that probabilities (and gradients of scores) are rounded to before a product.  NULL: not at all. */
     const char *p_dtype;
     /* A library chooses the algorithm by shapes and alignment: bits of a row may change with how many others there are, and with the
-     * alignment of its address.  Else they do not: a row has the same bits alone and among others (batch invariance, `assay certify`). */
+     * alignment of its address.  Else they do not: a row has the same bits alone and among others (batch invariance, `assay certify`), as far as its operands are finite: attention k3
+     * adds tiles that hold an infinity or a NaN pair by pair where the block does not see all of them. */
     bool by_library;
     /* A slot whose integers it reads in host memory; without them there the rung below runs, and who calls through gpu/call.h waits
      * for them.  NULL: none. */

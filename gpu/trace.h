@@ -44,11 +44,8 @@ typedef struct gpu_observer {
 
 /* A second compute stream (gpu/side.h). */
 typedef struct gpu_side {
-    cudaStream_t stream; /* NULL: there is none */
+    gpu_ctx_stream own;
     cudaEvent_t begun, done;
-    void *workspace; /* of the operations on this stream */
-    size_t workspace_bytes;
-    unsigned *ticket;
     bool open; /* between begin and end: the context has this stream, workspace and ticket */
 } gpu_side;
 
@@ -64,7 +61,7 @@ enum {
     GPU_BESIDE_SLOTS
 };
 typedef struct gpu_beside {
-    cudaStream_t stream; /* NULL: there is none */
+    gpu_ctx_stream own; /* no workspace and no ticket: it is for collectives */
     cudaEvent_t begun[GPU_BESIDE_SLOTS], done[GPU_BESIDE_SLOTS];
     bool open; /* between begin and end: the context has this stream */
 } gpu_beside;

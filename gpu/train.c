@@ -363,8 +363,8 @@ void gpu_engine_close(gpu_engine *e, bool failed)
         (void)cudaEventDestroy(e->run.compute_done);
     if (e->run.comm_done)
         (void)cudaEventDestroy(e->run.comm_done);
+    gpu_beside_destroy(&e->run); /* begun inside the side, where both are open */
     gpu_side_destroy(&e->run);
-    gpu_beside_destroy(&e->run);
     if (e->run.comm_stream)
         (void)cudaStreamDestroy(e->run.comm_stream);
     if (e->ctx_ready)

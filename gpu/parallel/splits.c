@@ -9,7 +9,7 @@
 
 bool gpu_tp_beside(const gpu_model *m)
 {
-    return m->tp > 1 && (m->run->dry || m->run->beside.stream != NULL) && !gpu_run_is_watched(m->run);
+    return m->tp > 1 && (m->run->dry || m->run->beside.own.stream != NULL) && !gpu_run_is_watched(m->run);
 }
 
 bool gpu_has_splits(const gpu_model *m)
