@@ -204,7 +204,7 @@
             "softmax pre_softmax=false norm_topk_prob=false num_groups=0 group_topk=0",                      \
             "T=6 E=70 K=4 bias=1 | " ROUTER                                                                  \
             "sigmoid pre_softmax=false norm_topk_prob=true num_groups=5 group_topk=2",                       \
-            "T=20 E=130 K=6 bias=0 | " ROUTER                                                                 \
+            "T=20 E=130 K=6 bias=0 | " ROUTER                                                                \
             "softmax pre_softmax=false norm_topk_prob=false num_groups=13 group_topk=3",                     \
             "T=3 E=300 K=8 bias=1 | " ROUTER                                                                 \
             "sigmoid pre_softmax=false norm_topk_prob=false num_groups=0 group_topk=0",                      \
@@ -225,7 +225,7 @@
             "softmax pre_softmax=false norm_topk_prob=false num_groups=0 group_topk=0",                      \
             "T=35 E=70 K=4 B=5 bias=1 | rows=B " ROUTER                                                      \
             "sigmoid pre_softmax=false norm_topk_prob=true num_groups=5 group_topk=2",                       \
-            "T=8 E=130 K=6 B=8 bias=0 | rows=B " ROUTER                                                     \
+            "T=8 E=130 K=6 B=8 bias=0 | rows=B " ROUTER                                                      \
             "softmax pre_softmax=false norm_topk_prob=false num_groups=13 group_topk=3",                     \
             "T=4 E=160 K=3 B=1 bias=1 | rows=B " ROUTER                                                      \
             "sigmoid pre_softmax=false norm_topk_prob=false num_groups=0 group_topk=0",                      \
