@@ -175,6 +175,58 @@ static bool same_inputs(const exact *x, const assay_trace_op *asked, const assay
     return true;
 }
 
+/* Recorded slots as the table looks at them. */
+static int operands(const assay_trace *t, int rank, const assay_trace_slot *slots, int n,
+                    assay_op_operand *out)
+{
+    int kept = 0;
+    for (int i = 0; i < n; i++) {
+        const assay_trace_tensor *x = assay_trace_tensor_by_id(t, rank, slots[i].tensor);
+        if (x) /* one that names no record is refused where it is read */
+            out[kept++] = (assay_op_operand){slots[i].slot, x->dtype, x->shard.ndim, x->shard.local_shape};
+    }
+    return kept;
+}
+
+/* Written by a child of certify: outputs are the tensors that it made for the call, shadows among them. */
+static bool of_a_call(const assay_trace *answer)
+{
+    const char *engine = json_string_value(json_object_get(assay_trace_header(answer), "engine"));
+    return engine != NULL && strcmp(engine, "kernel") == 0;
+}
+
+/* Dtypes and shapes of outputs are the row's for the activations that were asked for: values are compared rounded to the type in which they are
+ * answered.  So is the dtype of attention's probabilities, which widens the bound: the activations' or F32. */
+static assay_status check_row(const assay_trace *request, const assay_trace *answer,
+                              const assay_trace_op *asked, const assay_trace_op *op, parity_result *r)
+{
+    assay_op_operand in[ASSAY_MAX_SLOTS], out[ASSAY_MAX_SLOTS];
+    const assay_op *row = assay_op_find(asked->op);
+    const char *act_name = json_string_value(json_object_get(asked->attrs, "act")),
+               *p_dtype = json_string_value(json_object_get(op->attrs, "p_dtype"));
+    assay_dtype act = ASSAY_DTYPE_COUNT;
+    if (row == NULL || of_a_call(answer))
+        return ASSAY_OK;
+    if (act_name != NULL)
+        ASSAY_TRY(assay_dtype_from_name(act_name, &act));
+    if (p_dtype != NULL && strcmp(p_dtype, "F32") != 0 &&
+        (act_name == NULL || strcmp(p_dtype, act_name) != 0)) {
+        parity_result_fail(r, "p_dtype: expected F32 or the activations' dtype, found %.20s", p_dtype);
+        return ASSAY_OK;
+    }
+    const int n_in = operands(request, asked->rank, asked->inputs, asked->n_inputs, in),
+              n_out = operands(answer, op->rank, op->outputs, op->n_outputs, out);
+    json_t *attrs = attributes_of(asked, op);
+    assay_status st = assay_op_check(row, attrs, act, act, in, n_in, out, n_out, NULL);
+    json_decref(attrs);
+    if (st == ASSAY_INVALID_ARGUMENT) {
+        parity_result_fail(r, "%.480s", assay_error_message());
+        assay_error_clear();
+        st = ASSAY_OK;
+    }
+    return st;
+}
+
 static assay_status judge_answer(exact *x, const assay_trace_op *asked, const assay_trace_op *op)
 {
     ref_value inputs[ASSAY_MAX_SLOTS], found[ASSAY_MAX_SLOTS];
@@ -189,6 +241,8 @@ static assay_status judge_answer(exact *x, const assay_trace_op *asked, const as
         base.check = r.check;
         return parity_calls_judge(x->calls, op, &base, &x->scales, table_of(x, asked));
     }
+    if (r.verdict == PARITY_PASS)
+        ASSAY_TRY_GOTO(check_row(x->request, x->answer, asked, op, &r), st, done);
     if (r.verdict == PARITY_PASS)
         ASSAY_TRY_GOTO(parity_read_slots(x->request, asked, true, inputs, &n_inputs, &r), st, done);
     if (r.verdict == PARITY_PASS)

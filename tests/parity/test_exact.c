@@ -50,6 +50,33 @@ Test(parity_exact, the_reference_answers_its_own_request)
     remove_path(dir);
 }
 
+/* Right numbers in a wider or a narrower type are no answer: they would be compared as that type rounds them. */
+Test(parity_exact, an_output_of_another_dtype_fails)
+{
+    static const assay_dtype others[] = {ASSAY_F64, ASSAY_BF16};
+    static outcome out[MAX_REQUESTS];
+    char dir[256];
+    must(parity_exact_request(fresh_path(dir, "request"), 1, "F32"));
+    for (int k = 0; k < 2; k++) {
+        parity_report *r = new_report();
+        int64_t tried = 0;
+        stored_floats = others[k];
+        const int64_t n = judge(dir, MUTANT_NONE, out, r);
+        stored_floats = ASSAY_F32;
+        for (int64_t i = 0; i < n; i++) {
+            const char *op = strchr(out[i].instance, '.') + 1;
+            op += strncmp(out[i].instance, "local.", 6) == 0 ? strcspn(op, ".") + 1 : 0;
+            if (strncmp(op, "rmsnorm_fwd.", 12) != 0 && strncmp(op, "swiglu_bwd.", 11) != 0)
+                continue;
+            cr_expect(out[i].failed, "%s", out[i].instance);
+            tried++;
+        }
+        cr_assert_gt(tried, 30);
+        parity_report_destroy(r);
+    }
+    remove_path(dir);
+}
+
 /* Lattice inputs and random inputs of both modes: exactly the changed operations fail, each under its own number. */
 Test(parity_exact, one_changed_element_of_any_operation_fails_there)
 {
