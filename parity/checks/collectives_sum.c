@@ -57,12 +57,14 @@ static assay_status reduce_reals(const parity_call_judge *j, double *y, double *
             bound[e] = 0.0;
         }
     } else {
-        ref_bound_sum(y, bound, (const double *const *)pieces, n, count,
-                      assay_declaration_of(&j->k->members[0]->arith, "recv"), wire_dtype(j));
+        /* sums in double are added in double, whatever is declared */
+        assay_arith declared = *assay_declaration_of(&j->k->members[0]->arith, "recv");
+        if (j->send[0]->dtype == ASSAY_F64)
+            declared.accumulate = ASSAY_F64;
+        ref_bound_sum(y, bound, (const double *const *)pieces, n, count, &declared, wire_dtype(j));
         if (reduces_by(j, "avg"))
             divide(y, bound, (const double *const *)pieces, n, count,
-                   assay_declaration_of(&j->k->members[0]->arith, "recv")->accumulate == ASSAY_F64 ? 0x1p-53
-                                                                                                   : 0x1p-24);
+                   declared.accumulate == ASSAY_F64 ? 0x1p-53 : 0x1p-24);
     }
 done:
     for (int i = 0; i < n; i++)
