@@ -112,7 +112,8 @@ static void judge_slices(const parity_noise *n, const parity_noise_subject *s, c
         const double allowed = n->runs != NULL
                                    ? from_runs(n, p, first, elements, sqrt(norm))
                                    : from_dtype(n, s, fmax(rms, sqrt(norm / (double)elements)), elements);
-        parity_worst_add(w, k, error, 0.0, allowed, error == 0.0 ? 0.0 : error / allowed, error <= allowed);
+        parity_worst_add(w, k, error, 0.0, allowed, error == 0.0 ? 0.0 : error / allowed,
+                         error == 0.0 || (isfinite(allowed) && error <= allowed));
         for (int64_t i = first; i < first + elements; i++)
             allowance[i] = fmin(allowance[i], allowed / (slices > 1 ? sqrt((double)elements) : 1.0));
     }
