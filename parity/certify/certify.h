@@ -16,7 +16,7 @@
     X(ACCEPTS, "accepts", "calls that the description takes succeed, others get an error code")              \
     X(GUARDS, "guards", "nothing is read or written outside a tensor or the workspace")                      \
     X(SIMULATOR, "simulator",                                                                                \
-      "the simulator reports nothing (barriers, masks, races, uninitialized memory)")                        \
+      "the simulator reports nothing (barriers, masks; with assay-cc --races: races, uninitialized memory)") \
     X(PROBE, "probe", "matrix units and functions of the device are as the declared bounds take them")       \
     X(DEVICE, "device", "launches and copies on the device succeed, or their errors are returned")           \
     X(SANITIZER, "sanitizer", "compute-sanitizer reports nothing on a real device")                          \

@@ -104,6 +104,7 @@ static assay_status try_in_place(trial *t, const call_record *r)
         guard_limit(t->limit);
         code = call_run(r, &c, t->board);
         guard_limit(0);
+        call_inspect(r, &c, t->board);
         if (code == ASSAY_KERNEL_OK)
             trial_compare(t, r, &c, CERTIFY_IN_PLACE);
         else

@@ -148,6 +148,16 @@ static assay_status suggest(const certify_options *o, const char *work)
     return ASSAY_OK;
 }
 
+/* Of all outputs and dtypes. */
+static double worst_share(const certify_result *r)
+{
+    double worst = 0.0;
+    for (int i = 0; i < r->n_outputs; i++)
+        if (!(r->output[i].share <= worst)) /* NaN is the worst */
+            worst = r->output[i].share;
+    return worst;
+}
+
 static assay_status finish(const certify_options *o, const certify_result *results, int n,
                            const certify_key *key, int *code)
 {
@@ -164,8 +174,7 @@ static assay_status finish(const certify_options *o, const certify_result *resul
                    r->op->name, (long long)r->calls, (long long)r->board.trial[CERTIFY_EXACT].calls,
                    (long long)r->board.trial[CERTIFY_LOCAL].calls,
                    (long long)r->board.trial[CERTIFY_SPECIAL].calls,
-                   (long long)r->board.trial[CERTIFY_REPEAT].calls,
-                   r->n_outputs > 0 ? r->output[0].share : 0.0);
+                   (long long)r->board.trial[CERTIFY_REPEAT].calls, worst_share(r));
         passed += passes;
         ASSAY_TRY(write_files(o, r, key));
     }

@@ -253,6 +253,8 @@ static assay_status run_gate(const verify_options *o, int *code)
     snprintf(words, sizeof words, "%s", o->require);
     for (char *word = strtok_r(words, ",", &rest); word != NULL; word = strtok_r(NULL, ",", &rest))
         ASSAY_TRY_GOTO(require_word(&g, word, &passed, &missing), st, done);
+    ASSAY_CHECK_GOTO(passed + missing > 0, ASSAY_INVALID_ARGUMENT, st, done,
+                     "--require: expected operations or families, found none in '%s'", o->require);
     printf("%d passed, %d failed, 0 skipped\n", passed, missing + g.refused);
     *code = missing + g.refused > 0 ? 1 : 0;
 done:

@@ -25,7 +25,7 @@ typedef struct bug {
     bool counts_calls;    /* the third call is different */
     bool by_rows;         /* order of the sum follows from the number of rows */
     bool rounds_down;     /* BF16: the lower half is cut off */
-    bool loops, exits, aborts, recurses;
+    bool loops, exits, exits_in_threads, aborts, recurses;
     bool fast_root;    /* two steps too few */
     bool swallows_nan; /* by a maximum */
     bool inf_is_nan;   /* x / x */
@@ -105,6 +105,8 @@ static void misbehave(const assay_kernel_call *c, const bug *b, int64_t rows, in
             ;
     if (b->exits && columns == 33)
         exit(0);
+    if (b->exits_in_threads && strcmp(getenv("OMP_NUM_THREADS"), "1") != 0)
+        exit(3); /* as a child of certify that has noted a finding */
     if (b->aborts && columns == 33)
         abort();
     if (b->recurses && columns == 33)
@@ -217,6 +219,7 @@ RMSNORM(order_of_the_batch, PLAIN, .by_rows = true)
 RMSNORM(truncates_bf16, PLAIN, .rounds_down = true)
 RMSNORM(never_ends, PLAIN, .loops = true)
 RMSNORM(exits, PLAIN, .exits = true)
+RMSNORM(exits_in_threads, PLAIN, .exits_in_threads = true)
 RMSNORM(aborts, PLAIN, .aborts = true)
 RMSNORM(overflows_the_stack, PLAIN, .recurses = true)
 RMSNORM(fast_root, PLAIN, .fast_root = true)

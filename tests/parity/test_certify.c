@@ -235,6 +235,7 @@ Test(certify, verify_and_gate)
     expect_code("gate --require rmsnorm_fwd --tier host --max-age 30d certs", 0, "1 passed, 0 failed");
     expect_code("gate --require rmsnorm_fwd --tier gpu certs", 1, "only of another tier");
     expect_code("gate --require rmsnorm certs", 1, "MISSING  rmsnorm_bwd");
+    expect_code("gate --require , certs", 2, "expected operations or families, found none in ','");
     expect_code("gate --require rmsnorm_fwd,swiglu_fwd certs", 1, "MISSING  swiglu_fwd");
     expect_code("gate --require all_reduce_sum certs", 2, "families of docs/OPS.md, found all_reduce_sum");
     expect_code("gate --require rmsnorm_fwd --max-age soon certs", 2, "--max-age");

@@ -35,6 +35,7 @@ static const broken rmsnorm[] = {
     {"truncates_bf16", "local", "BF16"},
     {"never_ends", "time", "within the time limit"},
     {"exits", "crash", "ended the process"},
+    {"exits_in_threads", "crash", "ended the process (exit code 3)"},
     {"aborts", "crash", "abort()"},
     {"overflows_the_stack", "crash", "segmentation fault"},
     {"fast_root", "local", NULL},
