@@ -62,6 +62,9 @@ done
 undefined() { nm -u "$1" 2>/dev/null | awk '{print $2}' | sort -u; }
 lib=build/release
 if [[ -f $lib/libassay_core.a ]]; then
+    for made in libassay_ref.a libassay_engine_sim.a libassay_parity.a bin/assay-sim bin/assay; do
+        [[ -f $lib/$made ]] || complain "$lib/$made is not there: its symbols were not looked at"
+    done
     undefined $lib/libassay_core.a | grep -E '^(ref_|gpu_|parity_|cblas_|cuda|nccl|cublas)' && complain "core refers to these"
     undefined $lib/libassay_core.a | grep -xE '(exp|log|sqrt|pow|sin|cos|tanh|fma|round|floor|ceil)f?' && complain "core calls libm"
     undefined $lib/libassay_ref.a | grep -E '^(gpu_|parity_|cuda|nccl|cublas)' && complain "ref refers to these"
