@@ -232,6 +232,14 @@ assay_status assay_declaration_set(assay_declaration *d, const char *slot, assay
     return list(d, slot, arith);
 }
 
+bool assay_declaration_rounds_beside(const assay_declaration *d, unsigned places)
+{
+    bool any = (d->all.rounding & ~places) != 0;
+    for (int i = 0; i < d->n; i++)
+        any = any || (d->output[i].arith.rounding & ~places) != 0;
+    return any;
+}
+
 const assay_arith *assay_declaration_of(const assay_declaration *d, const char *slot)
 {
     const int i = listed(d, slot);

@@ -84,6 +84,9 @@ assay_status assay_declaration_set(assay_declaration *d, const char *slot, assay
 /* Of one output slot. */
 const assay_arith *assay_declaration_of(const assay_declaration *d, const char *slot);
 
+/* Whether an output stores an intermediate result somewhere beside `places` (assay_rounding, or-ed). */
+bool assay_declaration_rounds_beside(const assay_declaration *d, unsigned places);
+
 /* {"accumulate":"F32","order":"tree","lanes":32,...}; members with default values may be absent. */
 void assay_arith_put(struct assay_json_text *t, const assay_arith *a);
 json_t *assay_arith_to_json(const assay_arith *a);

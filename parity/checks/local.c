@@ -292,8 +292,12 @@ static assay_status check_row(local *l, const assay_trace_op *op, bool *legal)
     if (!row)
         return ASSAY_OK;
     const int n_in = operands(l, op, true, in), n_out = operands(l, op, false, out);
-    const assay_status st =
+    assay_status st =
         assay_op_check(row, op->attrs, ASSAY_DTYPE_COUNT, ASSAY_DTYPE_COUNT, in, n_in, out, n_out, NULL);
+    if (st == ASSAY_OK && !l->foreign && assay_declaration_rounds_beside(&op->arith, PARITY_OUR_ROUNDINGS))
+        st = ASSAY_ERROR(ASSAY_INVALID_ARGUMENT,
+                         "%s declares that it stores an intermediate result, which no kernel of ours does",
+                         op->op);
     if (st != ASSAY_INVALID_ARGUMENT)
         return st;
     *legal = false;

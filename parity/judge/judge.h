@@ -5,6 +5,9 @@
 
 #include "parity/parity.h"
 
+/* Intermediate results that kernels of ours store (docs/TOLERANCES.md 3); other words widen bounds, and are of other people's modules. */
+enum { PARITY_OUR_ROUNDINGS = ASSAY_ROUND_RESIDUAL | ASSAY_ROUND_NORM };
+
 /* --- values.c: bytes of any alignment to numbers ------------------------------------------------------------ */
 bool parity_is_integer(assay_dtype dtype);
 /* Whether parity_decode knows the type (whole-byte real and integer types). */
