@@ -155,11 +155,13 @@ assay_status parity_check_assemble(const assay_trace *t, parity_report *report);
 
 /* local.c: every operation recomputed by ref_replay from what the candidate recorded */
 assay_status parity_check_local(const assay_trace *t, parity_report *report);
-/* exact.c: writes the lattice request trace for a world of `world` ranks; judges the engine's answer */
+/* exact.c: writes the lattice request trace for a world of `world` ranks; judges the engine's answer, every_rung: of each rung that takes a
+ * record (`ops --every-rung`).  ASSAY_MISMATCH: the answer is of the other kind. */
 assay_status parity_exact_request(const char *dir, int world, const char *act_dtype);
 /* The same with single operations at the widths of real models, for one rank (random_widths.c) */
 assay_status parity_widths_request(const char *dir, const char *act_dtype);
-assay_status parity_check_exact(const char *request_dir, const char *answer_dir, parity_report *report);
+assay_status parity_check_exact(const char *request_dir, const char *answer_dir, bool every_rung,
+                                parity_report *report);
 /* The same where some records need no answer: those that `taken` denies are not judged. */
 typedef bool (*parity_exact_taken)(const void *user, const assay_trace *request, const assay_trace_op *asked);
 assay_status parity_check_exact_taken(const char *request_dir, const char *answer_dir,

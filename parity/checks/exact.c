@@ -379,13 +379,10 @@ done:
     return st;
 }
 
-assay_status parity_check_exact(const char *request_dir, const char *answer_dir, parity_report *report)
-{
-    return parity_check_exact_taken(request_dir, answer_dir, NULL, NULL, report);
-}
+enum { ONE_RUNG, EVERY_RUNG, EITHER };
 
-assay_status parity_check_exact_taken(const char *request_dir, const char *answer_dir,
-                                      parity_exact_taken taken, const void *user, parity_report *report)
+static assay_status check(const char *request_dir, const char *answer_dir, int rungs,
+                          parity_exact_taken taken, const void *user, parity_report *report)
 {
     assay_status st = ASSAY_OK;
     exact x = {.taken = taken, .user = user};
@@ -400,6 +397,10 @@ assay_status parity_check_exact_taken(const char *request_dir, const char *answe
     x.answer = answer;
     x.base.check = PARITY_CHECK_EXACT;
     x.every_rung = json_is_true(json_object_get(assay_trace_header(answer), "every_rung"));
+    ASSAY_CHECK_GOTO(rungs == EITHER || x.every_rung == (rungs == EVERY_RUNG), ASSAY_MISMATCH, st, done,
+                     "%s: expected answers of %s, found %s", answer_dir,
+                     rungs == EVERY_RUNG ? "every rung" : "one rung",
+                     x.every_rung ? "every rung" : "one rung");
     parity_result_from_trace(&x.base, answer);
     parity_scales_from_trace(answer, &x.scales);
     ASSAY_TRY_GOTO(parity_table_create(&x.table, PARITY_CHECK_EXACT), st, done);
@@ -418,4 +419,16 @@ done:
     assay_trace_close(answer);
     assay_trace_close(request);
     return st;
+}
+
+assay_status parity_check_exact(const char *request_dir, const char *answer_dir, bool every_rung,
+                                parity_report *report)
+{
+    return check(request_dir, answer_dir, every_rung ? EVERY_RUNG : ONE_RUNG, NULL, NULL, report);
+}
+
+assay_status parity_check_exact_taken(const char *request_dir, const char *answer_dir,
+                                      parity_exact_taken taken, const void *user, parity_report *report)
+{
+    return check(request_dir, answer_dir, EITHER, taken, user, report);
 }

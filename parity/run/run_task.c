@@ -310,12 +310,13 @@ static assay_status run_training(parity_task_state *s)
 }
 
 /* Results of the check that was asked for; all when none was. */
-static assay_status judge_operations(parity_task_state *s, const char *request, const char *answer)
+static assay_status judge_operations(parity_task_state *s, const char *request, const char *answer,
+                                     bool every)
 {
     parity_report *all = NULL;
     assay_status st = ASSAY_OK;
     ASSAY_TRY_GOTO(parity_report_create(&all), st, done);
-    ASSAY_TRY_GOTO(parity_check_exact(request, answer, all), st, done);
+    ASSAY_TRY_GOTO(parity_check_exact(request, answer, every, all), st, done);
     for (int64_t i = 0; i < parity_report_count(all); i++) {
         const parity_claim *c = parity_report_at(all, i);
         const parity_drawn drawn = parity_report_drawn(all, c);
@@ -340,7 +341,7 @@ static assay_status run_exact(parity_task_state *s)
     const bool every = strcmp(s->t->variant, PARITY_EVERY_RUNG) == 0;
     const char *extra[] = {request_option, out_option, every ? "--every-rung" : NULL, NULL};
     ASSAY_TRY(parity_engine_run(s->e, "ops", &s->train, extra, log, true, s->o->timeout_s, &s->engine_s));
-    ASSAY_TRY(judge_operations(s, request, answer));
+    ASSAY_TRY(judge_operations(s, request, answer, every));
     lap(s, PARITY_CHECK_EXACT);
     json_object_set_new(s->facts, "engine_s", json_real(s->engine_s));
     json_object_set_new(s->facts, "task_s", json_real(assay_monotonic_s() - t0));

@@ -138,7 +138,7 @@ static assay_status judge_exact(selftest *s, const parity_mutant *m, parity_repo
     const assay_status st = parity_trace_mutate(t, dir, &m->mutation);
     assay_trace_close(t);
     ASSAY_TRY(st);
-    return parity_check_exact(request, dir, report);
+    return parity_check_exact(request, dir, false, report);
 }
 
 /* One tensor of the copy: the element in the middle of the wanted one changes in its lowest bit. */

@@ -27,7 +27,7 @@ static int64_t judge(const char *request_dir, int64_t group, outcome *out, parit
     }
     close_writer(w);
     assay_trace_close(request);
-    must(parity_check_exact(request_dir, dir, r));
+    must(parity_check_exact(request_dir, dir, false, r));
     remove_path(dir);
     for (int64_t k = 0; k < parity_report_count(r); k++)
         for (int64_t i = 0; i < n && parity_report_at(r, k)->verdict == PARITY_FAIL; i++)
@@ -192,7 +192,7 @@ Test(parity_exact, a_missing_answer_is_a_failure)
     must(parity_exact_request(fresh_path(dir, "request"), 1, "F32"));
     close_writer(open_writer(fresh_path(other, "answer"), 0, 1, NULL));
     parity_report *r = new_report();
-    must(parity_check_exact(dir, other, r));
+    must(parity_check_exact(dir, other, false, r));
     cr_assert_gt(n_failed(r), 100);
     cr_assert_eq(n_passed(r), 0);
     parity_report_destroy(r);
