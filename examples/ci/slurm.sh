@@ -9,7 +9,8 @@ submit)
     sbatch --dependency=afterany:"$array" "$0" join
     ;;
 part)
-    # A part with failures still has a report; the join judges.
+    # A part with failures still has a report; the join judges.  An older one is not taken for it.
+    rm -rf "$REPORT.part$SLURM_ARRAY_TASK_ID"
     # shellcheck disable=SC2086 # several cases are several words
     assay run $CASES --quiet --shard "$SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_COUNT" --report "$REPORT.part$SLURM_ARRAY_TASK_ID" ||
         test -f "$REPORT.part$SLURM_ARRAY_TASK_ID/results.jsonl"

@@ -130,3 +130,15 @@ assay_status parity_report_folder_work(const char *dir)
     close(fd);
     return st;
 }
+
+assay_status parity_report_folder_clear(const char *dir)
+{
+    static const char *const files[] = {"results.jsonl", "junit.xml", "index.html", "facts.json"};
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        char path[ASSAY_PATH + 16];
+        snprintf(path, sizeof path, "%s/%s", dir, files[i]);
+        ASSAY_CHECK(unlink(path) == 0 || errno == ENOENT, ASSAY_IO, "%s: cannot be removed: %s", path,
+                    strerror(errno));
+    }
+    return ASSAY_OK;
+}

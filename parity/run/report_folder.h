@@ -11,5 +11,7 @@
 assay_status parity_report_folder_open(const char *dir, int *lock);
 /* An empty folder DIR/work for scratch: that of an earlier run is deleted when it carries a marker of its own. */
 assay_status parity_report_folder_work(const char *dir);
+/* Deletes the report of an earlier run: one that does not come to its end leaves no older verdict.  ASSAY_IO. */
+assay_status parity_report_folder_clear(const char *dir);
 
 #endif

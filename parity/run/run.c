@@ -229,6 +229,7 @@ static assay_status prepare(parity_run_state *s)
         ASSAY_TRY(parity_check_case(&s->cases[i]));
     ASSAY_TRY(parity_report_folder_open(s->o.report_dir, &s->lock));
     ASSAY_TRY(parity_report_folder_work(s->o.report_dir));
+    ASSAY_TRY(parity_report_folder_clear(s->o.report_dir));
     for (int i = 0; i < s->n_cases; i++) {
         char dir[ASSAY_PATH + 96];
         snprintf(dir, sizeof dir, "%s/work/%s", s->o.report_dir, s->cases[i].name);

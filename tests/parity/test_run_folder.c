@@ -73,6 +73,25 @@ Test(run_folder, a_second_run_in_the_folder_is_refused_by_the_holder)
 }
 
 /* A stopped run says what it had done (tp2 first: it takes longest), and nothing of it goes on. */
+/* What a script finds behind it would be the verdict of another engine. */
+Test(run_folder, a_killed_run_leaves_no_older_report)
+{
+    static const char *const files[] = {"rep/results.jsonl", "rep/junit.xml", "rep/index.html",
+                                        "rep/facts.json"};
+    cli_result r = cli_run("run --engine sim --quiet --layout 1 --report rep case.json");
+    cli_expect_success(&r, "a whole run");
+    cli_free(&r);
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++)
+        cr_expect(cli_exists(cli_file(files[i])), "%s", files[i]);
+    const pid_t pid = start_held("--layout 1");
+    cr_assert_eq(kill(-pid, SIGKILL), 0);
+    cr_assert_eq(waitpid(pid, NULL, 0), pid);
+    for (int turns = 0; kill(-pid, 0) == 0 && turns < 1000; turns++) /* its children die behind it */
+        nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++)
+        cr_expect_not(cli_exists(cli_file(files[i])), "%s", files[i]);
+}
+
 Test(run_folder, a_stopped_run_leaves_a_partial_report_and_no_process)
 {
     const pid_t pid = start_held("--jobs 1");
