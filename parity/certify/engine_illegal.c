@@ -21,6 +21,9 @@ typedef struct breakages {
 enum { RECORDS = 4, RESTARTS = 20, OUT_OF_RANGE = 1 << 30, ANSWER_BYTES = 64 << 20 };
 
 /* One way: `says` in words, `names` has to stand in the message ("": any slot or attribute of the operation). */
+/* The one entry that an engine may find nothing to break of: a call without a workspace. */
+static const char less_workspace[] = "a workspace of one byte less";
+
 static void add(breakages *b, json_t *entry, const char *says, const char *names)
 {
     json_t *about = json_pack("{s:s, s:s, s:s, s:s}", "op", b->row->name, "instance", b->op->instance, "says",
@@ -233,7 +236,7 @@ static void break_call(breakages *b)
     add_slot(b, "no_such_slot", "unknown", NULL, false, "a slot that the operation does not have",
              "no_such_slot");
     add(b, json_pack("{s:I, s:s, s:b}", "record", (json_int_t)b->record, "what", "workspace", "kernel", true),
-        "a workspace of one byte less", "workspace");
+        less_workspace, "workspace");
     snprintf(other, sizeof other, "%s_", b->row->name);
     add(b, json_pack("{s:I, s:s}", "record", (json_int_t)b->record, "operation", other),
         "an operation that there is not", other);
@@ -323,7 +326,7 @@ static void judge_entry(const engine_trial *t, const json_t *about, const char *
     certify_result *r = engine_result_of(t, text_of(about, "op"));
     const char *says = text_of(about, "says"), *instance = text_of(about, "instance");
     bool refused = false;
-    if (strcmp(status, "NOTHING") == 0)
+    if (strcmp(status, "NOTHING") == 0 && strcmp(says, less_workspace) == 0)
         return;
     r->board.trial[CERTIFY_ARGUMENTS].calls++;
     for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++)
