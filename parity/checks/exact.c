@@ -188,6 +188,17 @@ static int operands(const assay_trace *t, int rank, const assay_trace_slot *slot
     return kept;
 }
 
+/* A collective is that of all ranks that were asked, with the request's attributes: what it is judged by. */
+static bool same_call(const exact *x, const assay_trace_op *asked, const assay_trace_op *op, parity_result *r)
+{
+    const int world = assay_trace_world(x->request);
+    if (op->n_group_ranks != world)
+        parity_result_fail(r, "the answer is of %d ranks, the request of %d", op->n_group_ranks, world);
+    else if (!json_equal(op->attrs, asked->attrs))
+        parity_result_fail(r, "attributes of the answer are not those of the request");
+    return r->verdict == PARITY_PASS;
+}
+
 /* Written by a child of certify: outputs are the tensors that it made for the call, shadows among them. */
 static bool of_a_call(const assay_trace *answer)
 {
@@ -242,7 +253,7 @@ static assay_status judge_answer(exact *x, const assay_trace_op *asked, const as
     start(x, op, "", &r);
     if (strcmp(asked->op, op->op) != 0)
         parity_result_fail(&r, "the answer runs %s, the request asks for %s", op->op, asked->op);
-    else if (same_inputs(x, asked, op, &r) && parity_is_collective(op->op)) {
+    else if (same_inputs(x, asked, op, &r) && parity_is_collective(op->op) && same_call(x, asked, op, &r)) {
         parity_result base = x->base;
         base.check = r.check;
         return parity_calls_judge(x->calls, op, &base, &x->scales, table_of(x, asked));
