@@ -20,6 +20,7 @@ typedef struct exact {
     parity_result base;
     parity_scales scales;
     parity_exact_taken taken; /* NULL: every record has to be answered */
+    bool of_certify;          /* asked by certify, of which a child may have written the answer */
     const void *user;
 } exact;
 
@@ -200,23 +201,23 @@ static bool same_call(const exact *x, const assay_trace_op *asked, const assay_t
 }
 
 /* Written by a child of certify: outputs are the tensors that it made for the call, shadows among them. */
-static bool of_a_call(const assay_trace *answer)
+static bool of_a_call(const exact *x)
 {
-    const char *engine = json_string_value(json_object_get(assay_trace_header(answer), "engine"));
-    return engine != NULL && strcmp(engine, "kernel") == 0;
+    const char *engine = json_string_value(json_object_get(assay_trace_header(x->answer), "engine"));
+    return x->of_certify && engine != NULL && strcmp(engine, "kernel") == 0;
 }
 
 /* Dtypes and shapes of outputs are the row's for the activations that were asked for: values are compared rounded to the type in which they are
  * answered.  So is the dtype of attention's probabilities, which widens the bound: the activations' or F32. */
-static assay_status check_row(const assay_trace *request, const assay_trace *answer,
-                              const assay_trace_op *asked, const assay_trace_op *op, parity_result *r)
+static assay_status check_row(const exact *x, const assay_trace_op *asked, const assay_trace_op *op,
+                              parity_result *r)
 {
     assay_op_operand in[ASSAY_MAX_SLOTS], out[ASSAY_MAX_SLOTS];
     const assay_op *row = assay_op_find(asked->op);
     const char *act_name = json_string_value(json_object_get(asked->attrs, "act")),
                *p_dtype = json_string_value(json_object_get(op->attrs, "p_dtype"));
     assay_dtype act = ASSAY_DTYPE_COUNT;
-    if (row == NULL || of_a_call(answer))
+    if (row == NULL || of_a_call(x))
         return ASSAY_OK;
     if (act_name != NULL)
         ASSAY_TRY(assay_dtype_from_name(act_name, &act));
@@ -225,8 +226,8 @@ static assay_status check_row(const assay_trace *request, const assay_trace *ans
         parity_result_fail(r, "p_dtype: expected F32 or the activations' dtype, found %.20s", p_dtype);
         return ASSAY_OK;
     }
-    const int n_in = operands(request, asked->rank, asked->inputs, asked->n_inputs, in),
-              n_out = operands(answer, op->rank, op->outputs, op->n_outputs, out);
+    const int n_in = operands(x->request, asked->rank, asked->inputs, asked->n_inputs, in),
+              n_out = operands(x->answer, op->rank, op->outputs, op->n_outputs, out);
     json_t *attrs = attributes_of(asked, op);
     if (assay_declaration_rounds_beside(&op->arith, PARITY_OUR_ROUNDINGS)) {
         json_decref(attrs);
@@ -259,7 +260,7 @@ static assay_status judge_answer(exact *x, const assay_trace_op *asked, const as
         return parity_calls_judge(x->calls, op, &base, &x->scales, table_of(x, asked));
     }
     if (r.verdict == PARITY_PASS)
-        ASSAY_TRY_GOTO(check_row(x->request, x->answer, asked, op, &r), st, done);
+        ASSAY_TRY_GOTO(check_row(x, asked, op, &r), st, done);
     if (r.verdict == PARITY_PASS)
         ASSAY_TRY_GOTO(parity_read_slots(x->request, asked, true, inputs, &n_inputs, &r), st, done);
     if (r.verdict == PARITY_PASS)
@@ -396,7 +397,7 @@ static assay_status check(const char *request_dir, const char *answer_dir, int r
                           parity_exact_taken taken, const void *user, parity_report *report)
 {
     assay_status st = ASSAY_OK;
-    exact x = {.taken = taken, .user = user};
+    exact x = {.taken = taken, .of_certify = rungs == EITHER, .user = user};
     assay_trace *request = NULL, *answer = NULL;
     parity_result_init(&x.base);
     ASSAY_TRY_GOTO(assay_trace_open(&request, request_dir, true), st, done);
