@@ -3,6 +3,7 @@
 
 #include "core/base/file.h"
 #include "core/run/options.h"
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -153,7 +154,7 @@ static double worst_share(const certify_result *r)
 {
     double worst = 0.0;
     for (int i = 0; i < r->n_outputs; i++)
-        if (!(r->output[i].share <= worst)) /* NaN is the worst */
+        if (isnan(r->output[i].share) || r->output[i].share > worst) /* NaN is the worst, and stays */
             worst = r->output[i].share;
     return worst;
 }
