@@ -20,7 +20,7 @@ typedef struct exact {
     parity_result base;
     parity_scales scales;
     parity_exact_taken taken; /* NULL: every record has to be answered */
-    bool of_certify;          /* asked by certify, of which a child may have written the answer */
+    bool of_certify;          /* asked by certify, which tries others' kernels, too */
     const void *user;
 } exact;
 
@@ -200,11 +200,11 @@ static bool same_call(const exact *x, const assay_trace_op *asked, const assay_t
     return r->verdict == PARITY_PASS;
 }
 
-/* Written by a child of certify: outputs are the tensors that it made for the call, shadows among them. */
-static bool of_a_call(const exact *x)
+/* What certify tries and is none of our engines: a library's or a Python function's outputs are the tensors that its child made for the call, or
+ * has looked at, shadows among them, and what it declares is its own. */
+static bool is_under_trial(const exact *x)
 {
-    const char *engine = json_string_value(json_object_get(assay_trace_header(x->answer), "engine"));
-    return x->of_certify && engine != NULL && strcmp(engine, "kernel") == 0;
+    return x->of_certify && assay_trace_is_foreign(x->answer);
 }
 
 /* Dtypes and shapes of outputs are the row's for the activations that were asked for: values are compared rounded to the type in which they are
@@ -217,7 +217,7 @@ static assay_status check_row(const exact *x, const assay_trace_op *asked, const
     const char *act_name = json_string_value(json_object_get(asked->attrs, "act")),
                *p_dtype = json_string_value(json_object_get(op->attrs, "p_dtype"));
     assay_dtype act = ASSAY_DTYPE_COUNT;
-    if (row == NULL || of_a_call(x))
+    if (row == NULL || is_under_trial(x))
         return ASSAY_OK;
     if (act_name != NULL)
         ASSAY_TRY(assay_dtype_from_name(act_name, &act));
@@ -226,15 +226,14 @@ static assay_status check_row(const exact *x, const assay_trace_op *asked, const
         parity_result_fail(r, "p_dtype: expected F32 or the activations' dtype, found %.20s", p_dtype);
         return ASSAY_OK;
     }
-    const int n_in = operands(x->request, asked->rank, asked->inputs, asked->n_inputs, in),
-              n_out = operands(x->answer, op->rank, op->outputs, op->n_outputs, out);
-    json_t *attrs = attributes_of(asked, op);
     if (assay_declaration_rounds_beside(&op->arith, PARITY_OUR_ROUNDINGS)) {
-        json_decref(attrs);
         parity_result_fail(
             r, "the answer declares that it stores an intermediate result, which no kernel of ours does");
         return ASSAY_OK;
     }
+    const int n_in = operands(x->request, asked->rank, asked->inputs, asked->n_inputs, in),
+              n_out = operands(x->answer, op->rank, op->outputs, op->n_outputs, out);
+    json_t *attrs = attributes_of(asked, op);
     assay_status st = assay_op_check(row, attrs, act, act, in, n_in, out, n_out, NULL);
     json_decref(attrs);
     if (st == ASSAY_INVALID_ARGUMENT) {
