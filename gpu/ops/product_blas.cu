@@ -232,7 +232,7 @@ static assay_status time_algorithm(const gpu_work *w, const gpu_product_plan *pl
 }
 
 /* Of all that the library offers, for later runs (gpu/product_plans.h).  Operands are read where they are, because what is
- * multiplied decides the clock; the result goes to memory of its own, aligned as c is. */
+ * multiplied decides the clock; the result goes to memory of its own, aligned as the plan asks of it. */
 static assay_status time_algorithms(const gpu_work *w, gpu_product_plan *plan, const product *p)
 {
     const size_t bytes = gpu_tensor_bytes(p->c), shift = plan->key.align_c < 256 ? plan->key.align_c : 0;
