@@ -27,11 +27,11 @@ Test(parity_noise, infinities_and_nan_do_not_widen_what_is_allowed)
     } rows[] = {
         {{1.0, 2.0, 3.0, 4.0}, {1.0, 2.0, 3.0, 4.001}, PARITY_PASS},
         {{1.0, 2.0, 3.0, 4.0}, {1.0, 2.0, 3.0, 5.0}, PARITY_FAIL},
-        {{INFINITY, 1.0, 2.0, 3.0}, {INFINITY, 1.0, 2.0, 3.0}, PARITY_PASS},
-        {{INFINITY, 1.0, 2.0, 3.0}, {INFINITY, -1e6, 2.0, 3.0}, PARITY_FAIL},
-        {{INFINITY, 1.0, 2.0, 3.0}, {5.0, -1e6, 2e6, 7.0}, PARITY_FAIL},
-        {{1.0, 2.0, 3.0, 4.0}, {INFINITY, 2.0, 3.0, 4.0}, PARITY_FAIL},
-        {{NAN, 2.0, 3.0, 4.0}, {NAN, 9.0, 3.0, 4.0}, PARITY_FAIL},
+        {{(double)INFINITY, 1.0, 2.0, 3.0}, {(double)INFINITY, 1.0, 2.0, 3.0}, PARITY_PASS},
+        {{(double)INFINITY, 1.0, 2.0, 3.0}, {(double)INFINITY, -1e6, 2.0, 3.0}, PARITY_FAIL},
+        {{(double)INFINITY, 1.0, 2.0, 3.0}, {5.0, -1e6, 2e6, 7.0}, PARITY_FAIL},
+        {{1.0, 2.0, 3.0, 4.0}, {(double)INFINITY, 2.0, 3.0, 4.0}, PARITY_FAIL},
+        {{(double)NAN, 2.0, 3.0, 4.0}, {(double)NAN, 9.0, 3.0, 4.0}, PARITY_FAIL},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         cr_expect_eq(judged(rows[i].first, rows[i].second), rows[i].verdict, "row %zu", i);
