@@ -310,7 +310,11 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newc
         return ncclSuccess;
     }
     const uint64_t words[3] = {comm->id, s, static_cast<uint64_t>(color)};
-    return init_rank(newcomm, size, nccl_hash(words, sizeof words, 2), rank);
+    r = init_rank(newcomm, size, nccl_hash(words, sizeof words, 2), rank);
+    if (r == ncclSuccess) {
+        (*newcomm)->order = mix(mix(comm->order, s), static_cast<uint64_t>(color));
+    }
+    return r;
 }
 
 /* Everything this rank has issued on the communicator has run, or failed. */

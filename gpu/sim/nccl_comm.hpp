@@ -31,7 +31,8 @@ struct ncclComm {
         works_done;        /* a communicator's work runs in the order of issue, on any stream */
     uint64_t calls_issued; /* collectives */
     uint64_t splits;
-    uint64_t round;                       /* of the collectives' staging buffers */
+    uint64_t order; /* ASSAY_SIM_NCCL_ORDER=rings: the same in every run, another in every communicator */
+    uint64_t round; /* of the collectives' staging buffers */
     std::atomic<uint32_t> heard;          /* the bell when work was last stepped */
     std::vector<sim::nccl_shared> shared; /* nccl_order.cpp's */
 };

@@ -135,11 +135,22 @@ static void offer(ncclComm *c, const nccl_task &t)
     }
 }
 
+/* The rank whose term is the first of the sum: 0, or as NCCL's rings have it, another for each piece.  All ranks of the
+ * communicator come to the same one, whoever adds. */
+static int first_term(const ncclComm *c, const nccl_task &t, size_t at)
+{
+    return config().nccl_rings
+               ? static_cast<int>(mix(c->order, t.offset + at) % static_cast<uint64_t>(c->ranks))
+               : 0;
+}
+
 static void reduce_from_all(ncclComm *c, const nccl_task &t, unsigned char *out, size_t at, size_t n)
 {
     const void *in[max_ranks];
-    for (int r = 0; r < c->ranks; ++r) {
-        in[r] = c->shm.buffer(r, c->round) + at * nccl_type_bytes(t.call.type);
+    const int first = first_term(c, t, at);
+    for (int i = 0; i < c->ranks; ++i) {
+        const int r = (first + i) % c->ranks;
+        in[i] = c->shm.buffer(r, c->round) + at * nccl_type_bytes(t.call.type);
     }
     nccl_reduce_elements(out, in, c->ranks, n, t.call.type, t.call.op);
 }

@@ -98,6 +98,12 @@ static settings from_environment()
     s.memory_bytes = static_cast<size_t>(env_number("ASSAY_SIM_MEMORY_MB", 81920, 1, 1u << 24)) << 20;
     s.stack_bytes = static_cast<size_t>(env_number("ASSAY_SIM_STACK_KB", stack_kb, 16, 1u << 16)) << 10;
     s.nccl_timeout_s = static_cast<double>(env_number("ASSAY_SIM_NCCL_TIMEOUT_S", 60, 1, 1u << 20));
+    const char *sums = getenv("ASSAY_SIM_NCCL_ORDER");
+    s.nccl_rings = sums != nullptr && strcmp(sums, "rings") == 0;
+    if (sums != nullptr && *sums != '\0' && !s.nccl_rings && strcmp(sums, "ranks") != 0) {
+        fprintf(stderr, "assay-sim: fatal: ASSAY_SIM_NCCL_ORDER=%s: expected ranks or rings\n", sums);
+        exit(2);
+    }
     s.tf32 = env_number("ASSAY_SIM_TF32", 0, 0, 1) != 0;
     s.matrix_truncates = env_number("ASSAY_SIM_MATRIX_TRUNCATES", 0, 0, 1) != 0;
     s.matrix_terms = static_cast<int>(env_number("ASSAY_SIM_MATRIX_TERMS", 16, 1, 16));

@@ -50,6 +50,7 @@ struct settings {
     size_t memory_bytes;
     size_t stack_bytes;
     double nccl_timeout_s;
+    bool nccl_rings; /* sums begin at another rank in each communicator and piece */
     bool tf32;
     int matrix_terms, matrix_guard_bits; /* of that model */
     bool matrix_by_factors;              /* and what counts for an exponent there */

@@ -259,6 +259,40 @@ Test(sim_nccl, the_declared_arithmetic)
     run_ranks(3, declared_order, NULL);
 }
 
+/* ASSAY_SIM_NCCL_ORDER=rings: communicators add in orders of their own, the ranks of each in one. */
+static int ring_orders(int rank, int ranks, ncclUniqueId id, void *arg)
+{
+    const float x[3] = {0x1p-24f, 0x1p-24f, 1.0f};
+    float *d = NULL, found[3] = {0};
+    int exact = 0, rounded = 0;
+    world w;
+    (void)arg;
+    setenv("ASSAY_SIM_NCCL_ORDER", "rings", 1);
+    RANK_CHECK(setup(&w, rank, ranks, id) == 0);
+    RANK_CHECK(cudaMalloc((void **)&d, sizeof found) == cudaSuccess);
+    for (int i = 0; i < 12; ++i) {
+        ncclComm_t comm;
+        RANK_CHECK(ncclCommSplit(w.comm, 0, rank, &comm, NULL) == ncclSuccess);
+        cudaMemcpy(d, &x[rank], sizeof *x, cudaMemcpyHostToDevice);
+        RANK_CHECK(ncclAllReduce(d, d, 1, ncclFloat, ncclSum, comm, w.stream) == ncclSuccess);
+        RANK_CHECK(ncclAllReduce(d, d + 1, 1, ncclFloat, ncclMax, comm, w.stream) == ncclSuccess);
+        RANK_CHECK(ncclAllReduce(d, d + 2, 1, ncclFloat, ncclMin, comm, w.stream) == ncclSuccess);
+        cudaStreamSynchronize(w.stream);
+        cudaMemcpy(found, d, sizeof found, cudaMemcpyDeviceToHost);
+        RANK_CHECK(found[0] == found[1] && found[0] == found[2]);
+        exact += found[0] == 1.0f + 0x1p-23f; /* the small ones first */
+        rounded += found[0] == 1.0f;
+        RANK_CHECK(ncclCommDestroy(comm) == ncclSuccess);
+    }
+    RANK_CHECK(exact > 0 && rounded > 0 && exact + rounded == 12);
+    return finish(&w);
+}
+
+Test(sim_nccl, rings_begin_anywhere)
+{
+    run_ranks(3, ring_orders, NULL);
+}
+
 /* --- reductions that a program makes -------------------------------------------------------------------------- */
 static int one_scaled(world *w, size_t n, ncclDataType_t type, int kind, bool device)
 {
