@@ -64,8 +64,25 @@ assay_status gpu_optimizer_refresh_weights(gpu_optimizer *o);
 assay_status gpu_optimizer_zero_grad(gpu_optimizer *o);
 /* The gradient of a parameter is complete (gpu_param_hooks); with --overlap-grad-reduce a complete bucket is reduced. */
 assay_status gpu_optimizer_grad_ready(void *optimizer, gpu_param *p);
-/* Sums over tp (partial gradients), the embedding group (tied embedding) and data-parallel ranks. */
+/* Sums over data-parallel ranks, then those that make copies. */
 assay_status gpu_finalize_model_grads(gpu_optimizer *o);
+
+/* The sum that makes the copies of a gradient: over tp, kv (elements from `from` on) or the embedding group;
+ * ASSAY_GROUP_COUNT: none.  A parameter has one at most, and it is the last of all sums: in whatever order those before it
+ * added, copies have equal bits (Megatron-LM: finalize_model_grads).  docs/LAYOUTS.md 5. */
+typedef struct gpu_replicas {
+    assay_group group;
+    int64_t from;
+} gpu_replicas;
+gpu_replicas gpu_replicas_of(const gpu_optimizer *o, const gpu_param *p);
+/* Whether its ranks own parts (ZeRO). */
+bool gpu_buffer_is_cut(const gpu_optimizer *o, const gpu_grad_buffer *b);
+/* All of a buffer, one launch for each group; the sums over data-parallel ranks are on the compute stream by then. */
+assay_status gpu_sum_replicas(gpu_optimizer *o, gpu_grad_buffer *b);
+/* v is the gradient of the rectangle on its way: kind and group of what it lacks still, with b that over the copies of HSDP, too. */
+void gpu_piece_lacks(gpu_value *v, const gpu_optimizer *o, const gpu_grad_buffer *b, const gpu_piece *q);
+/* Its name: P.main_grad and the suffix. */
+void gpu_piece_rename(gpu_value *v, const gpu_piece *q, const char *suffix);
 /* Sum of the step's losses over the microbatches and the world, left on the device. */
 assay_status gpu_loss_sum(gpu_optimizer *o);
 /* Norm, clip, zeros in the gradients (if asked for), AdamW, parameters, expert bias; enqueued, the host waits for nothing and learns

@@ -1,11 +1,9 @@
-/* Reduction of gradients over tp, the embedding group and data-parallel ranks, with a record for each
- * parameter. */
+/* Reduction of gradients over data-parallel ranks, with a record for each parameter. */
 #include "gpu/optimizer.h"
 
 #include "gpu/call.h"
 #include "gpu/fault.h"
 #include "gpu/parallel/fsdp.h"
-#include "gpu/parallel/tensor.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,81 +16,40 @@ assay_status gpu_optimizer_zero_grad(gpu_optimizer *o)
     return gpu_grad_buffer_zero(&o->buffer[1], o->model);
 }
 
-/* Which sums the gradient of a parameter still lacks. */
-typedef struct lacks {
-    bool tp, kv, embedding, data;
-    int64_t shared;    /* kv: the first element that the kv group shares */
-    assay_group group; /* of the data-parallel sum */
-} lacks;
-
-static lacks what_lacks(const gpu_optimizer *o, const gpu_param *p)
+static bool needs_data_sum(const gpu_grad_buffer *b)
 {
-    const gpu_model *m = o->model;
-    const assay_group group = assay_param_reduce_group(p->spec);
-    const int64_t shared = assay_param_shared_from(p->spec, m->grid, p->count);
-    return (lacks){.tp = assay_param_sum_over_tp(p->spec, m->grid),
-                   .kv = shared < p->count,
-                   .shared = shared,
-                   .embedding = m->config->tie_word_embeddings && p == m->word_embeddings &&
-                                m->run->comm.group[ASSAY_GROUP_EMBEDDING].size > 1,
-                   .data = m->run->comm.group[group].size > 1,
-                   .group = group};
+    return b->size * b->copies > 1;
 }
 
 /* The local gradient as a value of phase grad: a partial sum over the ranks that still have to be added. */
-static gpu_value local_gradient(const gpu_optimizer *o, gpu_param *p)
+static gpu_value local_gradient(const gpu_optimizer *o, const gpu_grad_buffer *b, const gpu_param *p)
 {
-    const lacks l = what_lacks(o, p);
+    const gpu_replicas r = gpu_replicas_of(o, p);
+    const bool copies = r.group != ASSAY_GROUP_COUNT, data = needs_data_sum(b);
     gpu_value v = p->main_grad;
     v.phase = ASSAY_PHASE_GRAD;
     v.microbatch = -1;
-    v.kind = l.tp || l.embedding || l.data ? ASSAY_PIECE_PARTIAL : ASSAY_PIECE_SHARD;
-    v.partial = l.data && l.tp ? ASSAY_GROUP_TP_DP_CP
-                : l.data       ? l.group
-                : l.tp         ? ASSAY_GROUP_TP
-                               : ASSAY_GROUP_EMBEDDING;
-    if (l.kv || (l.embedding && l.data)) /* a part of it lacks a sum; no named group is both */
-        v.kind = ASSAY_PIECE_LOCAL;
+    v.kind = copies || data ? ASSAY_PIECE_PARTIAL : ASSAY_PIECE_SHARD;
+    v.partial = !data ? r.group : r.group == ASSAY_GROUP_TP ? ASSAY_GROUP_TP_DP_CP : b->whole;
+    if (r.group == ASSAY_GROUP_KV || (r.group == ASSAY_GROUP_EMBEDDING && data))
+        v.kind = ASSAY_PIECE_LOCAL; /* a part of it lacks a sum; no named group is both */
     return v;
 }
 
-/* The gradient after one sum: the reduced one when nothing is lacking any more, else a value of its own that
- * data-parallel ranks still have to add. */
-static gpu_value summed(const gpu_value *v, bool last, assay_group data, const char *suffix)
+/* The gradient after the sum over data-parallel ranks, where nothing is cut. */
+static gpu_value summed(const gpu_optimizer *o, const gpu_param *p)
 {
-    gpu_value out = *v;
-    out.kind = last ? ASSAY_PIECE_SHARD : ASSAY_PIECE_PARTIAL;
-    out.partial = data;
-    out.phase = last ? ASSAY_PHASE_REDUCED_GRAD : ASSAY_PHASE_GRAD;
-    if (!last)
-        snprintf(out.name, sizeof out.name, "%.*s%s", ASSAY_NAME - 16, v->name, suffix);
+    const gpu_replicas r = gpu_replicas_of(o, p);
+    gpu_value out = p->main_grad;
+    out.kind = ASSAY_PIECE_SHARD;
+    out.phase = ASSAY_PHASE_REDUCED_GRAD;
+    out.microbatch = -1;
+    if (r.group == ASSAY_GROUP_COUNT)
+        return out;
+    out.kind = r.group == ASSAY_GROUP_KV ? ASSAY_PIECE_LOCAL : ASSAY_PIECE_PARTIAL;
+    out.partial = r.group;
+    snprintf(out.name, sizeof out.name, "%.*s.dp_sum", ASSAY_NAME - 16, p->main_grad.name);
     return out;
-}
-
-/* Sums over tp and the embedding group; what is left for the data-parallel sum is returned in *v. */
-static assay_status sum_replicas(gpu_optimizer *o, gpu_param *p, gpu_value *v)
-{
-    gpu_model *m = o->model;
-    const lacks l = what_lacks(o, p);
-    *v = local_gradient(o, p);
-    if (l.tp) {
-        gpu_value out = summed(v, !l.embedding && !l.data, l.group, ".tp_sum");
-        ASSAY_TRY(gpu_all_reduce(m, p->spec->name, ASSAY_GROUP_TP, &out, v));
-        *v = out;
-    }
-    if (l.kv) {
-        gpu_value out = summed(v, !l.data, l.group, ".kv_sum");
-        ASSAY_TRY(gpu_all_reduce_from(m, p->spec->name, ASSAY_GROUP_KV, &out, v, l.shared));
-        *v = out;
-    }
-    if (l.embedding) {
-        gpu_value out = summed(v, !l.data, l.group, ".embedding_sum");
-        ASSAY_TRY(gpu_all_reduce(m, p->spec->name, ASSAY_GROUP_EMBEDDING, &out, v));
-        *v = out;
-    }
-    if (!l.tp && !l.kv && !l.embedding && !l.data)
-        *v = summed(v, true, l.group, "");
-    return ASSAY_OK;
 }
 
 /* --- data-parallel sums: a bucket at a time, a record for each parameter -------------------------------------- */
@@ -128,16 +85,11 @@ void gpu_piece_args(const char *slot, gpu_value *pieces, int n, gpu_arg *args)
         args[0].name = sends ? "send" : "recv";
 }
 
-static bool is_cut(const gpu_optimizer *o, const gpu_grad_buffer *b)
-{
-    return o->sharded && b->size > 1;
-}
-
 static assay_status launch_sync(void *user)
 {
     const bucket_sync *s = user;
     gpu_model *m = s->o->model;
-    const bool cut = is_cut(s->o, s->b);
+    const bool cut = gpu_buffer_is_cut(s->o, s->b);
     if (!gpu_bucket_fault(s->o, s->b, s->index, cut ? "reduce_scatter" : "all_reduce"))
         ASSAY_TRY(gpu_start_grad_sync(s->b, m, s->index, cut));
     return gpu_run_is_watched(m->run) ? gpu_finish_grad_sync(m) : ASSAY_OK;
@@ -151,15 +103,25 @@ static assay_status launch_copies(void *user)
     return gpu_run_is_watched(m->run) ? gpu_finish_grad_sync(m) : ASSAY_OK;
 }
 
-/* HSDP: the sum over one copy's ranks, which is not complete yet. */
-static gpu_value one_copy(const gpu_grad_buffer *b, const gpu_piece *q)
+/* A rectangle after the sum over one copy's ranks; that over the copies (HSDP) and the one that makes copies may follow. */
+static gpu_value one_copy(const gpu_optimizer *o, const gpu_grad_buffer *b, const gpu_piece *q)
 {
     gpu_value v = q->grad;
-    if (b->copies == 1)
+    if (b->copies == 1 && gpu_replicas_of(o, q->param).group == ASSAY_GROUP_COUNT)
         return v;
-    snprintf(v.name, sizeof v.name, "%.*s.main_grad.shard", ASSAY_NAME - 32, q->param->spec->name);
-    v.kind = ASSAY_PIECE_PARTIAL;
-    v.partial = b->replicas;
+    gpu_piece_rename(&v, q, ".shard");
+    gpu_piece_lacks(&v, o, b, q);
+    return v;
+}
+
+/* HSDP: after the sum over the copies. */
+static gpu_value all_copies(const gpu_optimizer *o, const gpu_piece *q)
+{
+    gpu_value v = q->grad;
+    if (gpu_replicas_of(o, q->param).group == ASSAY_GROUP_COUNT)
+        return v;
+    gpu_piece_rename(&v, q, ".dp_sum");
+    gpu_piece_lacks(&v, o, NULL, q);
     return v;
 }
 
@@ -167,7 +129,7 @@ static gpu_value one_copy(const gpu_grad_buffer *b, const gpu_piece *q)
 static assay_status sum_bucket(gpu_optimizer *o, gpu_grad_buffer *b, int index, gpu_value *local)
 {
     const gpu_bucket *k = &b->buckets[index];
-    const bool cut = is_cut(o, b);
+    const bool cut = gpu_buffer_is_cut(o, b);
     bucket_sync sync = {o, b, index};
     assay_status st = ASSAY_OK;
     gpu_call_args *calls = calloc((size_t)k->n_params, sizeof *calls);
@@ -179,10 +141,9 @@ static assay_status sum_bucket(gpu_optimizer *o, gpu_grad_buffer *b, int index, 
         gpu_value *parts = recv + (int64_t)i * GPU_MAX_PIECES;
         const int n = cut ? p->n_pieces : 1;
         for (int piece = 0; cut && piece < n; piece++)
-            parts[piece] = one_copy(b, &o->pieces[p->first_piece + piece]);
+            parts[piece] = one_copy(o, b, &o->pieces[p->first_piece + piece]);
         if (!cut)
-            parts[0] = summed(&p->main_grad, true, b->whole, "");
-        parts[0].microbatch = -1;
+            parts[0] = summed(o, p);
         calls[i] = (gpu_call_args){.op = cut ? "reduce_scatter" : "all_reduce",
                                    .at = p->spec->name,
                                    .group = cut ? b->group : b->whole};
@@ -213,8 +174,8 @@ static assay_status sum_copies(gpu_optimizer *o, gpu_grad_buffer *b, int index)
         const gpu_param *p = b->params[k->first_param + i];
         for (int piece = 0; piece < p->n_pieces; piece++, n++) {
             const gpu_piece *q = &o->pieces[p->first_piece + piece];
-            send[n] = one_copy(b, q);
-            recv[n] = q->grad;
+            send[n] = one_copy(o, b, q);
+            recv[n] = all_copies(o, q);
             calls[n] = (gpu_call_args){
                 .op = "all_reduce",
                 .at = p->spec->name,
@@ -229,7 +190,7 @@ done:
     return st;
 }
 
-/* A complete bucket: sums over tp and the embedding group, then over data-parallel ranks. */
+/* A complete bucket: its sums over data-parallel ranks. */
 static assay_status reduce_bucket(gpu_optimizer *o, gpu_grad_buffer *b, int index)
 {
     gpu_run *run = o->model->run;
@@ -239,32 +200,23 @@ static assay_status reduce_bucket(gpu_optimizer *o, gpu_grad_buffer *b, int inde
     ASSAY_CHECK(local, ASSAY_OUT_OF_MEMORY, "gradients: a list of %d parameters", k->n_params);
     k->reduced = true;
     for (int i = 0; i < k->n_params; i++) {
-        gpu_param *p = b->params[k->first_param + i];
-        const gpu_value v = local_gradient(o, p);
+        const gpu_param *p = b->params[k->first_param + i];
+        local[i] = local_gradient(o, b, p);
         run->phase = ASSAY_PHASE_GRAD;
-        ASSAY_TRY_GOTO(gpu_trace_value(run, &v), st, done);
+        ASSAY_TRY_GOTO(gpu_trace_value(run, &local[i]), st, done);
         run->phase = ASSAY_PHASE_REDUCED_GRAD;
-        ASSAY_TRY_GOTO(sum_replicas(o, p, &local[i]), st, done);
-        if (b->size * b->copies == 1 && local[i].phase == ASSAY_PHASE_REDUCED_GRAD)
-            ASSAY_TRY_GOTO(gpu_trace_value(run, &local[i]), st, done);
+        if (!needs_data_sum(b) && local[i].kind == ASSAY_PIECE_SHARD) { /* complete as it is */
+            const gpu_value whole = summed(o, p);
+            ASSAY_TRY_GOTO(gpu_trace_value(run, &whole), st, done);
+        }
     }
-    if (b->size * b->copies > 1)
+    if (needs_data_sum(b))
         ASSAY_TRY_GOTO(sum_bucket(o, b, index, local), st, done);
-    if (is_cut(o, b) && b->copies > 1)
+    if (gpu_buffer_is_cut(o, b) && b->copies > 1)
         ASSAY_TRY_GOTO(sum_copies(o, b, index), st, done);
 done:
     free(local);
     return st;
-}
-
-/* The sum over the first and the last stage waits for the end of both stages' schedules. */
-static bool waits_for_stages(const gpu_optimizer *o, const gpu_grad_buffer *b, int index)
-{
-    const gpu_bucket *k = &b->buckets[index];
-    for (int64_t i = k->first_param; i < k->first_param + k->n_params; i++)
-        if (what_lacks(o, b->params[i]).embedding)
-            return true;
-    return false;
 }
 
 /* In the middle of a backward pass: the place in the schedule is as it was. */
@@ -288,7 +240,7 @@ assay_status gpu_optimizer_grad_ready(void *optimizer, gpu_param *p)
     if (b->scattered || (o->model->round > 0 && gpu_fault_switch(o->model->run, GPU_SWITCH_EARLY_REDUCTION)))
         return ASSAY_OK;
     ASSAY_TRY(gpu_grad_buffer_ready(b, p));
-    if (b->n_ready == before || !o->model->options->overlap_grad_reduce || waits_for_stages(o, b, p->bucket))
+    if (b->n_ready == before || !o->model->options->overlap_grad_reduce)
         return ASSAY_OK;
     return reduce_early(o, b, p->bucket);
 }
@@ -296,14 +248,17 @@ assay_status gpu_optimizer_grad_ready(void *optimizer, gpu_param *p)
 /* Buckets in the order in which the backward passes completed them, the same on every rank of the group. */
 static assay_status reduce_buffer(gpu_optimizer *o, gpu_grad_buffer *b)
 {
-    if (b->scattered)
-        return gpu_finish_parts(o, b);
+    if (b->scattered) {
+        ASSAY_TRY(gpu_finish_parts(o, b));
+        return gpu_sum_replicas(o, b);
+    }
     ASSAY_CHECK(b->n_ready == b->n_buckets, ASSAY_INTERNAL, "gradients: %d of %d buckets are ready",
                 b->n_ready, b->n_buckets);
     for (int i = 0; i < b->n_ready; i++)
         if (!b->buckets[b->ready[i]].reduced)
             ASSAY_TRY(reduce_bucket(o, b, b->ready[i]));
-    return gpu_finish_grad_sync(o->model);
+    ASSAY_TRY(gpu_finish_grad_sync(o->model));
+    return gpu_sum_replicas(o, b);
 }
 
 assay_status gpu_finalize_model_grads(gpu_optimizer *o)

@@ -3,8 +3,6 @@
 
 #include "gpu/fault.h"
 #include "gpu/ladder.h"
-#include "gpu/parallel/tensor.h"
-#include <stdio.h>
 #include <stdlib.h>
 
 /* One bucket of a call in progress. */
@@ -188,22 +186,17 @@ assay_status gpu_unit_after(void *optimizer, const gpu_param_unit *unit)
 }
 
 /* --- gradients of a microbatch --------------------------------------------------------------------------------- */
-/* Sums that are still to be made behind the reduce-scatter. */
-static bool lacks_embedding(const gpu_optimizer *o, const gpu_param *p)
-{
-    const gpu_model *m = o->model;
-    return m->config->tie_word_embeddings && p == m->word_embeddings &&
-           m->run->comm.group[ASSAY_GROUP_EMBEDDING].size > 1;
-}
-
 /* The gradient of one microbatch on this rank alone; all data-parallel ranks are in the same round. */
-static gpu_value round_gradient(const gpu_optimizer *o, const gpu_param *p, bool tp)
+static gpu_value round_gradient(const gpu_optimizer *o, const gpu_param *p)
 {
+    const assay_group copies = gpu_replicas_of(o, p).group;
     gpu_value v = p->main_grad;
     v.phase = ASSAY_PHASE_GRAD;
     v.microbatch = o->model->round;
-    v.kind = lacks_embedding(o, p) ? ASSAY_PIECE_LOCAL : ASSAY_PIECE_PARTIAL; /* no named group is both */
-    v.partial = tp ? ASSAY_GROUP_TP_DP_CP : assay_param_reduce_group(p->spec);
+    v.kind = copies == ASSAY_GROUP_KV || copies == ASSAY_GROUP_EMBEDDING
+                 ? ASSAY_PIECE_LOCAL /* no named group is both */
+                 : ASSAY_PIECE_PARTIAL;
+    v.partial = copies == ASSAY_GROUP_TP ? ASSAY_GROUP_TP_DP_CP : assay_param_reduce_group(p->spec);
     return v;
 }
 
@@ -211,22 +204,9 @@ static gpu_value round_gradient(const gpu_optimizer *o, const gpu_param *p, bool
 static gpu_value partial_part(const place *at, const gpu_piece *q, const char *suffix, int64_t round)
 {
     gpu_value v = q->grad;
-    snprintf(v.name, sizeof v.name, "%.*s.main_grad%s", ASSAY_NAME - 32, q->param->spec->name, suffix);
-    const bool embedding = lacks_embedding(at->o, q->param), copies = at->b->copies > 1;
+    gpu_piece_rename(&v, q, suffix);
     v.microbatch = round;
-    v.kind = embedding || copies ? ASSAY_PIECE_PARTIAL : ASSAY_PIECE_SHARD;
-    v.partial = embedding && copies ? ASSAY_GROUP_WORLD /* those that hold the same part, on both stages */
-                : embedding         ? ASSAY_GROUP_EMBEDDING
-                                    : at->b->replicas;
-    return v;
-}
-
-/* The part of a tied embedding with both stages' gradients in it, which the copies still have to add. */
-static gpu_value embedding_sum(const place *at, const gpu_piece *q, int64_t round)
-{
-    gpu_value v = partial_part(at, q, ".embedding_sum", round);
-    v.kind = ASSAY_PIECE_PARTIAL;
-    v.partial = at->b->replicas;
+    gpu_piece_lacks(&v, at->o, at->b, q);
     return v;
 }
 
@@ -240,7 +220,7 @@ static gpu_value received_part(const place *at, const gpu_piece *q)
 static gpu_value summed_part(const place *at, const gpu_piece *q, int64_t round)
 {
     const bool last = round == at->o->model->n_microbatches - 1;
-    if (last && !lacks_embedding(at->o, q->param) && at->b->copies == 1)
+    if (last && gpu_replicas_of(at->o, q->param).group == ASSAY_GROUP_COUNT && at->b->copies == 1)
         return q->grad;
     return partial_part(at, q, ".sum", round);
 }
@@ -310,7 +290,7 @@ static assay_status add_pieces(const place *at)
     return ASSAY_OK;
 }
 
-/* Sums over tp, then the reduce-scatter, a record for each parameter. */
+/* A record for each parameter. */
 static assay_status reduce_scatter(place *at)
 {
     gpu_optimizer *o = at->o;
@@ -324,20 +304,7 @@ static assay_status reduce_scatter(place *at)
                      k->n_params);
     for (int i = 0; i < k->n_params; i++) {
         gpu_param *p = at->b->params[k->first_param + i];
-        const bool tp = assay_param_sum_over_tp(p->spec, m->grid);
-        const int64_t shared = assay_param_shared_from(p->spec, m->grid, p->count);
-        const bool kv = shared < p->count; /* a part of it lacks a sum over ranks that hold the same head */
-        send[i] = round_gradient(o, p, tp);
-        send[i].kind = kv ? ASSAY_PIECE_LOCAL : send[i].kind;
-        if (tp || kv) {
-            gpu_value sum = round_gradient(o, p, false);
-            snprintf(sum.name, sizeof sum.name, "%.*s.%s", ASSAY_NAME - 16, send[i].name,
-                     tp ? "tp_sum" : "kv_sum");
-            ASSAY_TRY_GOTO(tp ? gpu_all_reduce(m, p->spec->name, ASSAY_GROUP_TP, &sum, &send[i])
-                              : gpu_all_reduce_from(m, p->spec->name, ASSAY_GROUP_KV, &sum, &send[i], shared),
-                           st, done);
-            send[i] = sum;
-        }
+        send[i] = round_gradient(o, p);
         for (int n = 0; n < p->n_pieces; n++)
             recv[i * GPU_MAX_PIECES + n] = received_part(at, &o->pieces[p->first_piece + n]);
         calls[i] = (gpu_call_args){.op = "reduce_scatter", .at = p->spec->name, .group = at->b->group};
@@ -379,45 +346,49 @@ assay_status gpu_unit_reduce(void *optimizer, const gpu_param_unit *unit)
 }
 
 /* --- after the last backward -------------------------------------------------------------------------------------- */
-/* A sum of parts over a group, in place. */
-typedef struct part_sum {
-    gpu_run *run;
-    gpu_comm_call call;
-} part_sum;
-
-static assay_status launch_sum(void *user)
+/* HSDP: this rank's parts of everything over the copies; they lie together. */
+static assay_status launch_copies(void *user)
 {
-    part_sum *s = user;
-    return s->call.count > 0 ? gpu_comm_enqueue(&s->run->comm, &s->call, s->run->ctx.stream) : ASSAY_OK;
+    const place *at = user;
+    const gpu_comm_call call = {.op = GPU_COMM_ALL_REDUCE,
+                                .group = at->b->replicas,
+                                .send = at->b->data,
+                                .recv = at->b->data,
+                                .count = at->b->length / at->b->size,
+                                .dtype = ASSAY_F32};
+    return call.count > 0 ? gpu_comm_enqueue(&run_of(at)->comm, &call, run_of(at)->ctx.stream) : ASSAY_OK;
 }
 
-/* Every piece of parameters [first, first + n) of the buffer, a record for each; their parts lie together. */
-static assay_status sum_parts(const place *at, int64_t first, int64_t n, part_sum *sum)
+/* A record for each rectangle. */
+static assay_status sum_copies(place *at)
 {
     gpu_optimizer *o = at->o;
     assay_status st = ASSAY_OK;
     const int64_t last = o->model->n_microbatches - 1;
-    const bool stages = sum->call.group == ASSAY_GROUP_EMBEDDING;
-    gpu_call_args *calls = calloc((size_t)(n * GPU_MAX_PIECES) + 1, sizeof *calls);
-    gpu_value *send = calloc((size_t)(2 * n * GPU_MAX_PIECES) + 1, sizeof *send);
-    gpu_value *recv = send + n * GPU_MAX_PIECES;
+    const size_t most = (size_t)at->b->n_params * GPU_MAX_PIECES;
+    gpu_call_args *calls = calloc(most + 1, sizeof *calls);
+    gpu_value *send = calloc(2 * most + 1, sizeof *send), *recv = send + most;
     int64_t count = 0;
-    ASSAY_CHECK_GOTO(calls && send, ASSAY_OUT_OF_MEMORY, st, done, "parts of %lld parameters", (long long)n);
-    for (int64_t i = first; i < first + n; i++) {
+    ASSAY_CHECK_GOTO(calls && send, ASSAY_OUT_OF_MEMORY, st, done, "parts of %lld parameters",
+                     (long long)at->b->n_params);
+    for (int64_t i = 0; i < at->b->n_params; i++) {
         const gpu_param *p = at->b->params[i];
         for (int k = 0; k < p->n_pieces; k++, count++) {
             const gpu_piece *q = &o->pieces[p->first_piece + k];
-            send[count] = !stages && lacks_embedding(o, p) ? embedding_sum(at, q, last)
-                                                           : partial_part(at, q, ".sum", last);
-            recv[count] = stages && at->b->copies > 1 ? embedding_sum(at, q, last) : q->grad;
+            send[count] = partial_part(at, q, ".sum", last);
+            recv[count] = q->grad;
+            if (gpu_replicas_of(o, p).group != ASSAY_GROUP_COUNT) {
+                gpu_piece_rename(&recv[count], q, ".dp_sum");
+                gpu_piece_lacks(&recv[count], o, NULL, q);
+            }
             calls[count] = (gpu_call_args){
                 .op = "all_reduce",
                 .at = p->spec->name,
-                .group = sum->call.group,
+                .group = at->b->replicas,
                 .arg = {GPU_T("send", &send[count]), GPU_W("reduction", "sum"), GPU_T("recv", &recv[count])}};
         }
     }
-    ASSAY_TRY_GOTO(gpu_call_list(sum->run, calls, count, launch_sum, sum), st, done);
+    ASSAY_TRY_GOTO(gpu_call_list(run_of(at), calls, count, launch_copies, at), st, done);
 done:
     free(send);
     free(calls);
@@ -426,24 +397,7 @@ done:
 
 assay_status gpu_finish_parts(gpu_optimizer *o, gpu_grad_buffer *b)
 {
-    gpu_run *run = o->model->run;
     place at = {.o = o, .b = b};
-    part_sum sum = {.run = run, .call = {.op = GPU_COMM_ALL_REDUCE, .dtype = ASSAY_F32}};
     ASSAY_TRY(gpu_finish_grad_sync(o->model));
-    for (int k = 0; k < b->n_buckets; k++) {
-        int64_t start, length;
-        if (!lacks_embedding(o, b->params[b->buckets[k].first_param]))
-            continue;
-        gpu_bucket_part(b, k, b->rank, &start, &length);
-        sum.call.group = ASSAY_GROUP_EMBEDDING;
-        sum.call.send = sum.call.recv = b->data + gpu_bucket_place(b, k, true);
-        sum.call.count = length;
-        ASSAY_TRY(sum_parts(&at, b->buckets[k].first_param, 1, &sum));
-    }
-    if (b->copies == 1)
-        return ASSAY_OK;
-    sum.call.group = b->replicas;
-    sum.call.send = sum.call.recv = b->data;
-    sum.call.count = b->length / b->size;
-    return sum_parts(&at, 0, b->n_params, &sum);
+    return b->copies > 1 ? sum_copies(&at) : ASSAY_OK;
 }

@@ -32,9 +32,27 @@ static int64_t unit_of(const gpu_model *m, const gpu_param *p)
     return p == m->word_embeddings ? EMBEDDING_UNIT : p->spec->layer;
 }
 
+/* ZeRO-1 has no units, but a tied embedding is cut alike on both stages there, too. */
 static bool ends_unit(const gpu_grad_buffer *b, const gpu_model *m, const gpu_param *p, const gpu_param *next)
 {
-    return b->scattered && next && unit_of(m, p) != unit_of(m, next);
+    const bool stages = m->config->tie_word_embeddings && m->grid->p.zero_stage >= 1 &&
+                        m->run->comm.group[ASSAY_GROUP_EMBEDDING].size > 1;
+    if (next == NULL || unit_of(m, p) == unit_of(m, next))
+        return false;
+    return b->scattered || (stages && (p == m->word_embeddings || next == m->word_embeddings));
+}
+
+/* Elements that the parameter takes in the buffer: the same on every tp rank, which an uneven vocabulary's pieces are not, so
+ * that what tp ranks hold alike is cut alike.  Rank 0 of tp has the largest piece. */
+static assay_status room_of(const gpu_model *m, const gpu_param *p, int64_t *elements)
+{
+    const gpu_comm *comm = &m->run->comm;
+    const gpu_comm_group *tp = &comm->group[ASSAY_GROUP_TP];
+    assay_shard largest;
+    ASSAY_TRY(assay_param_shard(p->spec, m->grid, tp->size > 1 ? tp->ranks[0] : comm->rank, &largest));
+    const int64_t count = assay_shard_count(&largest);
+    *elements = round_up(count > p->count ? count : p->count, ALIGN_ELEMENTS);
+    return ASSAY_OK;
 }
 
 static bool belongs(const gpu_grad_buffer *b, const gpu_param *p)
@@ -110,8 +128,10 @@ assay_status gpu_grad_buffer_create(gpu_grad_buffer *b, gpu_model *m, assay_grou
     int64_t at = 0, bucket_start = 0;
     for (int64_t i = 0; i < m->n_params; i++) {
         gpu_param *p = &m->params[i];
+        int64_t room;
         if (!belongs(b, p))
             continue;
+        ASSAY_TRY(room_of(m, p, &room));
         ASSAY_CHECK(b->n_buckets < GPU_MAX_BUCKETS, ASSAY_LIMIT, "gradient buffer: more than %d buckets",
                     GPU_MAX_BUCKETS);
         p->bucket = b->n_buckets;
@@ -119,7 +139,7 @@ assay_status gpu_grad_buffer_create(gpu_grad_buffer *b, gpu_model *m, assay_grou
             b->buckets[p->bucket].first_param = b->n_params;
         b->params[b->n_params] = p;
         b->offsets[b->n_params++] = at;
-        at += round_up(p->count, ALIGN_ELEMENTS);
+        at += room;
         if (ends_unit(b, m, p, next_of(b, m, i)) || at - bucket_start >= elements) {
             ASSAY_TRY(close_bucket(b, bucket_start, &at));
             bucket_start = at;

@@ -13,18 +13,6 @@ assay_status gpu_all_reduce(gpu_model *m, const char *at, assay_group group, gpu
                                                      GPU_T("recv", recv)}});
 }
 
-assay_status gpu_all_reduce_from(gpu_model *m, const char *at, assay_group group, gpu_value *recv,
-                                 gpu_value *send, int64_t start)
-{
-    ASSAY_CHECK(recv->t.data == send->t.data, ASSAY_INTERNAL,
-                "%s: a sum of elements from %lld on is made in place", at, (long long)start);
-    return gpu_call(m->run, &(gpu_call_args){.op = "all_reduce",
-                                             .at = at,
-                                             .group = group,
-                                             .arg = {GPU_T("send", send), GPU_W("reduction", "sum"),
-                                                     GPU_I("start", start), GPU_T("recv", recv)}});
-}
-
 assay_status gpu_all_gather(gpu_model *m, const char *at, assay_group group, gpu_value *recv, gpu_value *send)
 {
     return gpu_call(m->run, &(gpu_call_args){.op = "all_gather",

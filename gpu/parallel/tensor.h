@@ -16,9 +16,6 @@ ASSAY_BEGIN_DECLS
 /* recv = sum of send over the group; both of one size, may be the same memory. */
 assay_status gpu_all_reduce(gpu_model *m, const char *at, assay_group group, gpu_value *recv,
                             gpu_value *send);
-/* The same of elements `start` on, in place: those before stay. */
-assay_status gpu_all_reduce_from(gpu_model *m, const char *at, assay_group group, gpu_value *recv,
-                                 gpu_value *send, int64_t start);
 /* Equal pieces of `group` one after the other in recv. */
 assay_status gpu_all_gather(gpu_model *m, const char *at, assay_group group, gpu_value *recv,
                             gpu_value *send);

@@ -54,7 +54,7 @@ static bool is_state(const flow *f, const char *name)
 static bool is_part(const char *name)
 {
     return ends_with(name, ".main_grad.shard") || ends_with(name, ".main_grad.sum") ||
-           ends_with(name, ".main_grad.embedding_sum");
+           ends_with(name, ".main_grad.dp_sum");
 }
 
 /* Whether an accumulation begins here: in a step, or where the record says so in a microbatch. */

@@ -326,6 +326,10 @@ int plan_group_size(const plan *p, assay_group group);
 /* Elements of the rank's piece before those that its kv group shares; -1 when it shares none. */
 int64_t plan_shared_from(plan *p, const assay_param_spec *s);
 bool plan_lacks_embedding(const plan *p, const assay_param_spec *s);
+/* The group of the sum that makes copies of its gradient, last of all; ASSAY_GROUP_COUNT: none. */
+assay_group plan_replicas_group(plan *p, const assay_param_spec *s);
+/* Whether a kv group shares the rectangle. */
+bool plan_is_kv_shared(const plan *p, const assay_param_spec *s, const assay_shard *part);
 /* Parameter P, or "P.main_grad" and so on. */
 plan_tensor plan_param_tensor(plan *p, const assay_param_spec *s, const char *suffix, assay_phase phase,
                               assay_dtype dtype);

@@ -44,6 +44,26 @@ int64_t plan_shared_from(plan *p, const assay_param_spec *s)
     return from < count ? from : -1;
 }
 
+/* Whether the kv group shares the rectangle: its first row is one of the key and value head. */
+bool plan_is_kv_shared(const plan *p, const assay_param_spec *s, const assay_shard *part)
+{
+    const int64_t block = s->query_groups > 0 ? s->shape[0] / s->query_groups : 0;
+    if (p->job->grid->size[ASSAY_AXIS_KV] == 1)
+        return false;
+    if (part == NULL || s->query_groups == 0)
+        return s->axis[0] == ASSAY_AXIS_KV_HEAD;
+    return part->n_segments[0] > 0 && part->segments[0][0].start % block >= block - s->kv_rows;
+}
+
+assay_group plan_replicas_group(plan *p, const assay_param_spec *s)
+{
+    if (p->tp > 1 && assay_param_sum_over_tp(s, p->job->grid))
+        return ASSAY_GROUP_TP;
+    if (plan_shared_from(p, s) >= 0)
+        return ASSAY_GROUP_KV;
+    return plan_lacks_embedding(p, s) ? ASSAY_GROUP_EMBEDDING : ASSAY_GROUP_COUNT;
+}
+
 /* Where ranks share a key and value head: the rows of linear_qkv that the rank has alone, and those that it shares. */
 static plan_pieces halves_of(plan *p, const assay_param_spec *s)
 {
@@ -170,17 +190,6 @@ static int64_t round_of(const plan *p)
     return p->pass / 2;
 }
 
-static plan_tensor local_gradient(plan *p, const assay_param_spec *s, bool summed)
-{
-    plan_tensor t = plan_param_tensor(p, s,
-                                      !summed                       ? ".main_grad"
-                                      : plan_shared_from(p, s) >= 0 ? ".main_grad.kv_sum"
-                                                                    : ".main_grad.tp_sum",
-                                      ASSAY_PHASE_GRAD, p->accumulated);
-    t.microbatch = round_of(p);
-    return t;
-}
-
 static plan_tensor part_of(plan *p, const assay_param_spec *s, const char *suffix, int64_t round,
                            const assay_shard *shard)
 {
@@ -190,47 +199,27 @@ static plan_tensor part_of(plan *p, const assay_param_spec *s, const char *suffi
     return t;
 }
 
-/* Before the scatter: over tp, or over the ranks that share a key and value head. */
-static bool needs_tp_sum(plan *p, const assay_param_spec *s)
-{
-    return p->tp > 1 && (assay_param_sum_over_tp(s, p->job->grid) || plan_shared_from(p, s) >= 0);
-}
-
-static void sum_over_tp(plan *p, const assay_param_spec *s)
-{
-    if (!needs_tp_sum(p, s))
-        return;
-    const int64_t shared = plan_shared_from(p, s);
-    plan_add_collective(p, "all_reduce", s->name, shared >= 0 ? ASSAY_GROUP_KV : ASSAY_GROUP_TP,
-                        p->accumulated);
-    plan_in(p, "send", local_gradient(p, s, false));
-    plan_out(p, "recv", local_gradient(p, s, true));
-    if (shared >= 0)
-        plan_int(p, "start", shared);
-}
-
 static void scatter(plan *p, const assay_param_spec *s)
 {
     const plan_pieces owned = plan_pieces_of(p, s);
     plan_add_collective(p, "reduce_scatter", s->name, assay_param_shard_group(s, p->job->grid),
                         p->accumulated);
-    plan_in(p, "send", local_gradient(p, s, needs_tp_sum(p, s)));
+    plan_tensor local = plan_param_tensor(p, s, ".main_grad", ASSAY_PHASE_GRAD, p->accumulated);
+    local.microbatch = round_of(p);
+    plan_in(p, "send", local);
     for (int i = 0; i < owned.n; i++)
         plan_out(p, plan_numbered(p, "recv", i, owned.n),
                  part_of(p, s, ".main_grad.shard", round_of(p), owned.shard[i]));
-}
-
-/* Whether sums over stages or copies follow the last microbatch. */
-static bool has_more(const plan *p, const assay_param_spec *s)
-{
-    return plan_lacks_embedding(p, s) || plan_group_size(p, assay_param_replica_group(s)) > 1;
 }
 
 static void accumulate(plan *p, const assay_param_spec *s)
 {
     const plan_pieces owned = plan_pieces_of(p, s);
     const int64_t round = round_of(p);
-    const bool complete = round == p->share.n_microbatches - 1 && !has_more(p, s);
+    const bool last = round == p->share.n_microbatches - 1,
+               more = plan_group_size(p, assay_param_replica_group(s)) > 1 ||
+                      plan_replicas_group(p, s) != ASSAY_GROUP_COUNT,
+               complete = last && !more;
     for (int i = 0; i < owned.n; i++) {
         plan_add(p, "add", s->name);
         plan_in(p, "a", part_of(p, s, ".main_grad.sum", round - 1, owned.shard[i]));
@@ -244,7 +233,6 @@ static void accumulate(plan *p, const assay_param_spec *s)
 /* What is scattered together. */
 static void reduce_bucket(plan *p, int64_t unit, bool embedding, bool experts)
 {
-    each_of(p, unit, embedding, experts, sum_over_tp);
     each_of(p, unit, embedding, experts, scatter);
     each_of(p, unit, embedding, experts, accumulate);
 }
@@ -259,21 +247,15 @@ void plan_unit_reduce(plan *p, int64_t unit)
     reduce_bucket(p, unit, false, true);
 }
 
-/* After the last microbatch: over the stages of a tied embedding, then over the copies. */
+/* After the last microbatch: over the copies. */
 void plan_finish_parts(plan *p, const assay_param_spec *s)
 {
     const plan_pieces owned = plan_pieces_of(p, s);
-    const int64_t last = p->share.n_microbatches - 1;
-    const assay_group groups[2] = {ASSAY_GROUP_EMBEDDING, assay_param_replica_group(s)};
-    const bool sums[2] = {plan_lacks_embedding(p, s), plan_group_size(p, groups[1]) > 1};
-    for (int g = 0; g < 2; g++) {
-        const bool complete = g == 1 || !sums[1];
-        const char *before = g == 1 && sums[0] ? ".main_grad.embedding_sum" : ".main_grad.sum";
-        const char *after = complete ? ".main_grad" : ".main_grad.embedding_sum";
-        for (int i = 0; sums[g] && i < owned.n; i++) {
-            plan_add_collective(p, "all_reduce", s->name, groups[g], p->accumulated);
-            plan_in(p, "send", part_of(p, s, before, last, owned.shard[i]));
-            plan_out(p, "recv", part_of(p, s, after, complete ? -1 : last, owned.shard[i]));
-        }
+    const assay_group copies = assay_param_replica_group(s);
+    const bool more = plan_replicas_group(p, s) != ASSAY_GROUP_COUNT;
+    for (int i = 0; plan_group_size(p, copies) > 1 && i < owned.n; i++) {
+        plan_add_collective(p, "all_reduce", s->name, copies, p->accumulated);
+        plan_in(p, "send", part_of(p, s, ".main_grad.sum", p->share.n_microbatches - 1, owned.shard[i]));
+        plan_out(p, "recv", part_of(p, s, more ? ".main_grad.dp_sum" : ".main_grad", -1, owned.shard[i]));
     }
 }

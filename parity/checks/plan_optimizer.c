@@ -7,87 +7,107 @@
 
 /* --- sums of gradients -------------------------------------------------------------------------------------- */
 
-/* Adds one reduction; what goes in comes back summed: under its last name when nothing is lacking any more. */
-static plan_tensor reduce(plan *p, const assay_param_spec *s, assay_group group, plan_tensor send, bool last,
-                          const char *suffix)
+static void sum_whole(plan *p, const assay_param_spec *s, assay_group group, plan_tensor send,
+                      plan_tensor recv)
 {
-    plan_tensor recv = send;
-    if (last) {
-        recv.name = plan_text(p, "%s.main_grad", s->name);
-        recv.phase = ASSAY_PHASE_REDUCED_GRAD;
-    } else {
-        recv.name = plan_joined(p, send.name, suffix, "");
-    }
     plan_add_collective(p, "all_reduce", s->name, group, send.dtype);
     plan_in(p, "send", send);
     plan_out(p, "recv", recv);
-    return recv;
 }
 
-/* HSDP: every rectangle over the ranks that hold it in other copies. */
-static void sum_copies(plan *p, const assay_param_spec *s, const plan_pieces *owned)
+/* A rectangle of phase reduced_grad. */
+static plan_tensor part_of(plan *p, const assay_param_spec *s, const char *suffix, const assay_shard *shard)
 {
-    for (int i = 0; i < owned->n; i++) {
-        plan_tensor part =
-            plan_param_tensor(p, s, ".main_grad.shard", ASSAY_PHASE_REDUCED_GRAD, p->accumulated);
-        part.shard = owned->shard[i];
-        plan_add_collective(p, "all_reduce", s->name, assay_param_replica_group(s), p->accumulated);
-        plan_in(p, "send", part);
-        part.name = plan_text(p, "%s.main_grad", s->name);
-        plan_out(p, "recv", part);
-    }
+    plan_tensor t = plan_param_tensor(p, s, suffix, ASSAY_PHASE_REDUCED_GRAD, p->accumulated);
+    t.shard = shard;
+    return t;
 }
 
-static void scatter_param(plan *p, const assay_param_spec *s, plan_tensor g)
+/* zero1: to the ranks of a copy, then over the copies (HSDP). */
+static void scatter_param(plan *p, const assay_param_spec *s)
 {
     const plan_pieces owned = plan_pieces_of(p, s);
-    const bool copies = plan_group_size(p, assay_param_replica_group(s)) > 1;
-    plan_add_collective(p, "reduce_scatter", s->name, assay_param_shard_group(s, p->job->grid), g.dtype);
-    plan_in(p, "send", g);
+    const assay_group replicas = assay_param_replica_group(s);
+    const bool copies = plan_group_size(p, replicas) > 1,
+               more = plan_replicas_group(p, s) != ASSAY_GROUP_COUNT;
+    plan_add_collective(p, "reduce_scatter", s->name, assay_param_shard_group(s, p->job->grid),
+                        p->accumulated);
+    plan_in(p, "send", plan_param_tensor(p, s, ".main_grad", ASSAY_PHASE_GRAD, p->accumulated));
     for (int i = 0; i < owned.n; i++)
         plan_out(p, plan_numbered(p, "recv", i, owned.n),
-                 plan_param_tensor(p, s, copies ? ".main_grad.shard" : ".main_grad", ASSAY_PHASE_REDUCED_GRAD,
-                                   p->accumulated));
-    if (copies)
-        sum_copies(p, s, &owned);
-}
-
-static void reduce_param(plan *p, const assay_param_spec *s)
-{
-    const assay_group group = assay_param_reduce_group(s);
-    const bool tp = assay_param_sum_over_tp(s, p->job->grid) && p->tp > 1;
-    const bool tied = plan_lacks_embedding(p, s);
-    const bool data = plan_group_size(p, group) > 1;
-    const int64_t shared = plan_shared_from(p, s);
-    plan_tensor g = plan_param_tensor(p, s, ".main_grad", ASSAY_PHASE_GRAD, p->accumulated);
-    if (tp)
-        g = reduce(p, s, ASSAY_GROUP_TP, g, !tied && !data, ".tp_sum");
-    if (shared >= 0) {
-        g = reduce(p, s, ASSAY_GROUP_KV, g, !data, ".kv_sum");
-        plan_int(p, "start", shared);
+                 plan_param_tensor(p, s, copies || more ? ".main_grad.shard" : ".main_grad",
+                                   ASSAY_PHASE_REDUCED_GRAD, p->accumulated));
+    for (int i = 0; copies && i < owned.n; i++) {
+        plan_add_collective(p, "all_reduce", s->name, replicas, p->accumulated);
+        plan_in(p, "send", part_of(p, s, ".main_grad.shard", owned.shard[i]));
+        plan_out(p, "recv", part_of(p, s, more ? ".main_grad.dp_sum" : ".main_grad", owned.shard[i]));
     }
-    if (tied)
-        g = reduce(p, s, ASSAY_GROUP_EMBEDDING, g, !data, ".embedding_sum");
-    if (data && plan_is_cut(p, s))
-        scatter_param(p, s, g);
-    else if (data)
-        (void)reduce(p, s, group, g, true, "");
 }
 
-/* The sums of a parameter; with overlap they may begin behind the last accumulation into its gradient. */
+/* Over data-parallel ranks. */
+static void sum_data(plan *p, const assay_param_spec *s)
+{
+    const bool more = plan_replicas_group(p, s) != ASSAY_GROUP_COUNT;
+    if (plan_group_size(p, assay_param_reduce_group(s)) == 1)
+        return;
+    if (plan_is_cut(p, s))
+        scatter_param(p, s);
+    else
+        sum_whole(p, s, assay_param_reduce_group(s),
+                  plan_param_tensor(p, s, ".main_grad", ASSAY_PHASE_GRAD, p->accumulated),
+                  plan_param_tensor(p, s, more ? ".main_grad.dp_sum" : ".main_grad", ASSAY_PHASE_REDUCED_GRAD,
+                                    p->accumulated));
+}
+
+/* Last of all: what makes copies. */
+static void sum_replicas(plan *p, const assay_param_spec *s)
+{
+    const assay_group group = plan_replicas_group(p, s);
+    const bool data = plan_group_size(p, assay_param_reduce_group(s)) > 1;
+    const bool copies = plan_group_size(p, assay_param_replica_group(s)) > 1;
+    const bool scattered = p->job->grid->p.zero_stage >= 2;
+    if (group == ASSAY_GROUP_COUNT)
+        return;
+    if (!plan_is_cut(p, s)) {
+        sum_whole(p, s, group,
+                  plan_param_tensor(p, s, data ? ".main_grad.dp_sum" : ".main_grad",
+                                    data ? ASSAY_PHASE_REDUCED_GRAD : ASSAY_PHASE_GRAD, p->accumulated),
+                  plan_param_tensor(p, s, ".main_grad", ASSAY_PHASE_REDUCED_GRAD, p->accumulated));
+        if (group == ASSAY_GROUP_KV)
+            plan_int(p, "start", plan_shared_from(p, s));
+        return;
+    }
+    const plan_pieces owned = plan_pieces_of(p, s);
+    for (int i = 0; i < owned.n; i++) {
+        plan_tensor send = part_of(p, s,
+                                   copies      ? ".main_grad.dp_sum"
+                                   : scattered ? ".main_grad.sum"
+                                               : ".main_grad.shard",
+                                   owned.shard[i]);
+        send.microbatch = !copies && scattered ? p->share.n_microbatches - 1 : -1;
+        plan_add_collective(p, "all_reduce", s->name, group, p->accumulated);
+        plan_in(p, "send", send);
+        plan_out(p, "recv", part_of(p, s, ".main_grad", owned.shard[i]));
+        if (group == ASSAY_GROUP_KV && owned.shard[i] != NULL)
+            plan_int(p, "start",
+                     plan_is_kv_shared(p, s, owned.shard[i]) ? 0 : assay_shard_count(owned.shard[i]));
+    }
+}
+
+/* The sums of a parameter; with overlap those over data-parallel ranks may begin behind the last accumulation into its gradient. */
 static void reduce_or_finish(plan *p, const assay_param_spec *s, void *user)
 {
     (void)user;
     const int64_t first = p->n;
     if (plan_is_cut(p, s) && p->job->grid->p.zero_stage >= 2) {
         plan_finish_parts(p, s);
-        return;
-    }
-    reduce_param(p, s);
-    const int64_t written = p->st == ASSAY_OK ? parity_map_get(p->written, s->name) : -1;
-    if (p->job->options->overlap_grad_reduce && !plan_lacks_embedding(p, s))
-        for (int64_t i = first; i < p->n; i++)
+    } else {
+        sum_data(p, s);
+        const int64_t written = p->st == ASSAY_OK ? parity_map_get(p->written, s->name) : -1;
+        for (int64_t i = first; p->job->options->overlap_grad_reduce && i < p->n; i++)
             p->ops[i].after = written;
+    }
+    sum_replicas(p, s);
 }
 
 /* Dense parameters, then experts, each in the order of the parameter table. */
@@ -130,17 +150,6 @@ static bool counts_in_norm(plan *p, const assay_param_spec *s)
     for (int i = 0; ranks != NULL && i < n && !any; i++)
         any = assay_param_counts_in_norm(s, g, p->job->config, ranks[i]);
     return any;
-}
-
-/* Whether the kv group shares the rectangle: its first row is one of the key and value head. */
-static bool is_shared(const plan *p, const assay_param_spec *s, const assay_shard *part)
-{
-    const int64_t block = s->query_groups > 0 ? s->shape[0] / s->query_groups : 0;
-    if (p->job->grid->size[ASSAY_AXIS_KV] == 1)
-        return false;
-    if (part == NULL || s->query_groups == 0)
-        return s->axis[0] == ASSAY_AXIS_KV_HEAD;
-    return part->n_segments[0] > 0 && part->segments[0][0].start % block >= block - s->kv_rows;
 }
 
 /* Numbers that one operation each has written, in the order of the plan: what is added up. */
@@ -206,7 +215,8 @@ static void over_counted(plan *p, const assay_param_spec *s, numbers *l, const c
         return;
     const plan_pieces owned = plan_pieces_of(p, s);
     for (int i = 0; i < owned.n; i++) {
-        if (is_shared(p, s, owned.shard[i]) && assay_grid_coord(p->job->grid, ASSAY_AXIS_KV, p->rank) != 0)
+        if (plan_is_kv_shared(p, s, owned.shard[i]) &&
+            assay_grid_coord(p->job->grid, ASSAY_AXIS_KV, p->rank) != 0)
             continue;
         plan_tensor x = plan_param_tensor(p, s, ".main_grad", ASSAY_PHASE_REDUCED_GRAD, p->accumulated);
         x.shard = owned.shard[i];

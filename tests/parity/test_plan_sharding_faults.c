@@ -16,6 +16,11 @@ static const fault scattered_gradients[] = {
     {"attr", "reduce_scatter", L0 "mlp.linear_fc2.weight", "reduction", "\"max\"", false, 0, 0, 0, NULL},
     {"late_op", "reduce_scatter", L1 "self_attention.linear_qkv.weight", "", "", false, 1, 1, 0, "order"},
     {"drop_op", "all_gather", L1 "self_attention.linear_proj.weight", "", "", false, 1, 0, -1, "operation"},
+    {"drop_op", "all_reduce", L1 "input_layernorm.weight", "", "", false, 1, 0, -1, "operation"},
+    {"repeat_op", "all_reduce", L0 "input_layernorm.weight", "", "", false, 0, 1, -1, "operation"},
+    {"group", "all_reduce", L0 "input_layernorm.weight", "", "dp_cp", false, 0, 0, -1, "group"},
+    {"rewire", "all_reduce", L1 "input_layernorm.weight", "send", L1 "input_layernorm.weight.main_grad.shard",
+     INPUT, 1, 1, -1, NULL},
 };
 
 /* Parameters gathered around every pass; rank r has microbatch r. */
@@ -41,7 +46,7 @@ static const fault copies[] = {
 /* A tied embedding's parts over two stages, then over two copies: copies {0, 1}, {2, 3} of stage 0, {4, 5}, {6, 7}.  A sum
  * that is lost or made twice is named by the group of the one in its place. */
 static const fault tied_copies[] = {
-    {"group", "all_reduce", EMBEDDING, "", "inter_dp_cp", false, 2, 0, -1, "group"},
+    {"group", "all_reduce", EMBEDDING, "", "embedding", false, 2, 0, -1, "group"},
     {"group", "reduce_scatter", EMBEDDING, "", "dp_cp", false, 5, 1, 1, "group"},
     {"rewire", "all_reduce", EMBEDDING, "send", EMBEDDING ".main_grad.shard", INPUT, 6, 1, -1, NULL},
     {"drop_op", "all_reduce", EMBEDDING, "", "", false, 4, 1, -1, "group"},
