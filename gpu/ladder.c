@@ -111,7 +111,9 @@ static bool misses_host(const gpu_rung *r, const gpu_operands *o)
 
 static bool takes(const gpu_rung *r, const gpu_ctx *ctx, const gpu_operands *o, int64_t n)
 {
-    bool all = 10 * ctx->sm_major + ctx->sm_minor >= r->least_capability;
+    const int capability = 10 * ctx->sm_major + ctx->sm_minor;
+    bool all =
+        capability >= r->least_capability && (r->most_capability == 0 || capability <= r->most_capability);
     for (int64_t i = 0; i < n && all; i++)
         all = !misses_host(r, &o[i]) && (r->accepts == NULL || r->accepts(ctx, &o[i]));
     return all;
@@ -191,9 +193,12 @@ static json_t *rung_json(const gpu_rung *r, int variant)
     for (const gpu_rung_arith *a = r->arith; a < r->arith + GPU_RUNG_ARITHS && a->outputs; a++)
         json_array_append_new(outputs, json_pack("{s:s, s:o, s:s}", "outputs", a->outputs, "arith",
                                                  assay_arith_to_json(&a->arith), "how", a->how));
-    return json_pack("{s:s, s:s, s:i, s:b, s:s*, s:o}", "name", name, "buys", r->buys, "least_capability",
-                     r->least_capability, "by_library", r->by_library, "reads_host", r->reads_host, "outputs",
-                     outputs);
+    json_t *rung = json_pack("{s:s, s:s, s:i, s:b, s:s*, s:s*, s:o}", "name", name, "buys", r->buys,
+                             "least_capability", r->least_capability, "by_library", r->by_library,
+                             "reads_host", r->reads_host, "act", r->act, "outputs", outputs);
+    if (rung && r->most_capability != 0)
+        json_object_set_new(rung, "most_capability", json_integer(r->most_capability));
+    return rung;
 }
 
 json_t *gpu_ladder_json(void)

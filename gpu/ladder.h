@@ -31,7 +31,7 @@ assay_status gpu_ladder_declare(const gpu_ctx *ctx, const gpu_operands *o, int v
 /* For which CPU the simulator's device code was compiled that runs here: "baseline" or "avx2". */
 const char *gpu_ladder_target(void);
 
-/* [{"op":..., "family":..., "sums":..., "variants":[{"name":"k0", "buys":..., "least_capability":..., "by_library":false, ["reads_host":"tokens_per_expert",] "outputs":[{"outputs":"dx",
+/* [{"op":..., "family":..., "sums":..., "variants":[{"name":"k0", "buys":..., "least_capability":..., ["most_capability":90,] ["act":"BF16",] "by_library":false, ["reads_host":"tokens_per_expert",] "outputs":[{"outputs":"dx",
  *   "arith":{...}, "how":"..."}]}]}] */
 json_t *gpu_ladder_json(void);
 

@@ -53,6 +53,9 @@ typedef struct gpu_rung {
     /* A slot whose integers it reads in host memory; without them there the rung below runs, and who calls through gpu/call.h waits
      * for them.  NULL: none. */
     const char *reads_host;
+    /* The dtype of activations that it takes, "BF16"; NULL: each.  What `accepts` says, in a word for who demands that it ran. */
+    const char *act;
+    int most_capability; /* likewise, of the device; 0: every later one */
 } gpu_rung;
 
 /* The ladder of an operation: its rungs from k0 on, ended by GPU_LADDER_END.  The simulator's program holds device code for two
@@ -64,7 +67,7 @@ typedef struct gpu_rung {
 #endif
 #define GPU_LADDER_END                                                                                       \
     {                                                                                                        \
-        NULL, NULL, NULL, NULL, NULL, 0, {}, NULL, false, NULL                                               \
+        NULL, NULL, NULL, NULL, NULL, 0, {}, NULL, false, NULL, NULL, 0                                      \
     }
 
 /* assay_arith as data.  fma: products enter a sum unrounded.  ulp: of exp, log, rsqrt, sigmoid. */
@@ -97,16 +100,19 @@ typedef struct gpu_rung {
 /* A rung that takes every call and needs nothing; any rung.  ...: what it declares. */
 #define GPU_RUNG(buys, run, ...) GPU_RUNG_IF(buys, run, NULL, NULL, NULL, GPU_SM_80, __VA_ARGS__)
 #define GPU_RUNG_IF(buys, run, workspace, accepts, pays, least, ...)                                         \
-    GPU_RUNG_ROUNDING_P(NULL, buys, run, workspace, accepts, pays, least, __VA_ARGS__)
-#define GPU_RUNG_ROUNDING_P(p_dtype, buys, run, workspace, accepts, pays, least, ...)                        \
     {                                                                                                        \
-        buys, run, workspace, accepts, pays, least, {__VA_ARGS__}, p_dtype, false, NULL                      \
+        buys, run, workspace, accepts, pays, least, {__VA_ARGS__}, NULL, false, NULL, NULL, 0                \
+    }
+/* Of BF16 alone, on devices up to `most`. */
+#define GPU_RUNG_BF16(p_dtype, most, buys, run, workspace, accepts, pays, least, ...)                        \
+    {                                                                                                        \
+        buys, run, workspace, accepts, pays, least, {__VA_ARGS__}, p_dtype, false, NULL, "BF16", most        \
     }
 #define GPU_RUNG_BY_LIBRARY(buys, run, workspace, accepts, pays, least, ...)                                 \
     GPU_RUNG_READING_HOST(NULL, buys, run, workspace, accepts, pays, least, __VA_ARGS__)
 #define GPU_RUNG_READING_HOST(slot, buys, run, workspace, accepts, pays, least, ...)                         \
     {                                                                                                        \
-        buys, run, workspace, accepts, pays, least, {__VA_ARGS__}, NULL, true, slot                          \
+        buys, run, workspace, accepts, pays, least, {__VA_ARGS__}, NULL, true, slot, NULL, 0                 \
     }
 
 ASSAY_END_DECLS

@@ -270,17 +270,17 @@ GPU_LADDER(attention_fwd) = {
              GPU_DECLARES("o lse", GPU_SEQUENTIAL(GPU_ULP_EXP))),
     GPU_RUNG("one warp for four rows, keys and values read once into shared memory", attention_fwd,
              GPU_DECLARES("o lse", GPU_ARITH(F32, SEQUENTIAL, 1, true, GPU_ULP_EXP, ATTENTION_TILE))),
-    GPU_RUNG_ROUNDING_P(
-        "BF16", "matrix units, FlashAttention-2 form: bf16, head dimensions of multiples of 8, no dropout",
-        attention_fwd, NULL, gpu_attention_takes_mma, NULL, GPU_SM_80,
-        GPU_ADAPTS("o lse", GPU_TENSOR_CORE(GPU_ULP_EXP, 64), gpu_attention_mma_arith,
-                   "32 keys a tile for head dimensions up to 32 and above 96; " GPU_MMA_ARITH)),
-    GPU_RUNG_ROUNDING_P(
-        "BF16", "warpgroups and tensor maps, FlashAttention-3 form: the calls of k2 with a key or more",
-        attention_fwd, gpu_attention_sm90_workspace, gpu_attention_takes_sm90, gpu_attention_sm90_pays,
-        GPU_SM_90,
-        GPU_ADAPTS("o lse", GPU_TENSOR_CORE(GPU_ULP_EXP, 128), gpu_attention_sm90_arith,
-                   "64 keys a tile where heads are wider than 192, or values than 128 and "
-                   "either than 128; " GPU_MMA_ARITH)),
+    GPU_RUNG_BF16("BF16", 0,
+                  "matrix units, FlashAttention-2 form: bf16, head dimensions of multiples of 8, no dropout",
+                  attention_fwd, NULL, gpu_attention_takes_mma, NULL, GPU_SM_80,
+                  GPU_ADAPTS("o lse", GPU_TENSOR_CORE(GPU_ULP_EXP, 64), gpu_attention_mma_arith,
+                             "32 keys a tile for head dimensions up to 32 and above 96; " GPU_MMA_ARITH)),
+    GPU_RUNG_BF16("BF16", GPU_SM_90,
+                  "warpgroups and tensor maps, FlashAttention-3 form: the calls of k2 with a key or more",
+                  attention_fwd, gpu_attention_sm90_workspace, gpu_attention_takes_sm90,
+                  gpu_attention_sm90_pays, GPU_SM_90,
+                  GPU_ADAPTS("o lse", GPU_TENSOR_CORE(GPU_ULP_EXP, 128), gpu_attention_sm90_arith,
+                             "64 keys a tile where heads are wider than 192, or values than 128 and "
+                             "either than 128; " GPU_MMA_ARITH)),
     GPU_LADDER_END,
 };

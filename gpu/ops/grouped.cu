@@ -330,9 +330,9 @@ static void at_once_arith(assay_arith *a, const gpu_ctx *ctx, const gpu_operands
         GPU_RUNG_IF("all experts in one launch: bf16 on matrix units, F32 in tiles",                         \
                     all_at_once<op##_product>, NULL, at_once_accepts<op##_product>, NULL, GPU_SM_80,         \
                     GPU_ADAPTS(output, GPU_TENSOR_CORE(0, 0), at_once_arith, AT_ONCE_ARITH)),                \
-        GPU_RUNG_IF("warpgroups and tensor maps, all experts in one launch", all_sm90<op##_product>, NULL,   \
-                    sm90_accepts<op##_product>, sm90_pays<op##_product>, GPU_SM_90,                          \
-                    GPU_ADAPTS(output, GPU_TENSOR_CORE(0, 0), gpu_mma_arith, GPU_MMA_ARITH)),                \
+        GPU_RUNG_BF16(NULL, GPU_SM_90, "warpgroups and tensor maps, all experts in one launch",              \
+                      all_sm90<op##_product>, NULL, sm90_accepts<op##_product>, sm90_pays<op##_product>,     \
+                      GPU_SM_90, GPU_ADAPTS(output, GPU_TENSOR_CORE(0, 0), gpu_mma_arith, GPU_MMA_ARITH)),   \
         GPU_LADDER_END}
 GROUPED_LADDER(grouped_linear_fwd, "y");
 GROUPED_LADDER(grouped_linear_bwd_input, "dx");

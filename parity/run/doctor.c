@@ -66,8 +66,10 @@ static void print_ladder(const json_t *op)
         char capability[16];
         snprintf(capability, sizeof capability, "sm_%d",
                  (int)json_integer_value(json_object_get(rung, "least_capability")));
-        printf("%-26s %-4s %-6s %s\n%-39s", k == 0 ? text_of(op, "op") : "", text_of(rung, "name"),
-               capability, text_of(rung, "buys"), "");
+        const char *act = text_of(rung, "act");
+        printf("%-26s %-4s %-6s %s%s%s%s\n%-39s", k == 0 ? text_of(op, "op") : "", text_of(rung, "name"),
+               capability, text_of(rung, "buys"), *act ? "; only " : "", act,
+               json_object_get(rung, "most_capability") ? "; on no later device" : "", "");
         print_outputs(rung);
     }
 }

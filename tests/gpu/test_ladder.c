@@ -182,6 +182,47 @@ Test(gpu_ladder, device_call_and_profit_choose)
     }
 }
 
+/* Too old for the device. */
+Test(gpu_ladder, a_kernel_of_one_device_stops_there)
+{
+    const gpu_rung rungs[] = {
+        {.run = does_nothing}, {.run = does_nothing, .most_capability = 90}, {.run = NULL}};
+    static const struct {
+        int major, minor, chosen;
+    } rows[] = {{8, 0, 1}, {9, 0, 1}, {9, 1, 0}, {10, 0, 0}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        gpu_ctx ctx = {.sm_major = rows[i].major, .sm_minor = rows[i].minor};
+        gpu_operands o;
+        for (int f = 0; f < GPU_FAMILY_COUNT; f++)
+            ctx.variant[f] = -1;
+        gpu_operands_init(&o, assay_op_find("sum"));
+        cr_expect_eq(gpu_ladder_choose(rungs, &ctx, &o, 1), rows[i].chosen, "row %zu", i);
+    }
+}
+
+/* What a row says of dtypes and devices is what it takes: no F32 where it says BF16. */
+Test(gpu_ladder, rows_say_which_dtype_they_take)
+{
+    static const gpu_ctx ctx = {.simulated = true, .sm_major = 9};
+    int said = 0;
+    for (int i = 0; assay_op_at(i); i++) {
+        const gpu_rung *r;
+        for (int k = 0; (r = gpu_ladder_find(assay_op_at(i)->name, k)) != NULL; k++) {
+            gpu_operands o;
+            cr_expect(r->most_capability == 0 || r->most_capability >= r->least_capability);
+            if (r->act == NULL)
+                continue;
+            gpu_operands_init(&o, assay_op_at(i));
+            for (int s = 0; s < assay_op_n_slots(o.op); s++)
+                o.slot[s] = gpu_tensor_1d(NULL, ASSAY_F32, 8);
+            cr_expect_str_eq(r->act, "BF16");
+            cr_expect(k > 0 && r->accepts && !r->accepts(&ctx, &o), "%s k%d", o.op->name, k);
+            said++;
+        }
+    }
+    cr_expect_eq(said, 7, "k2 and k3 of attention, k3 of grouped products: found %d", said);
+}
+
 /* The engine's code does not exist for a lesser device: said when a context is made, not by the first kernel. */
 Test(gpu_ladder, a_lesser_device_is_refused_once)
 {
