@@ -177,6 +177,21 @@ assay_status parity_check_flow(const assay_trace *t, const assay_model_spec *spe
 /* substituted.c: a skip (check plan) that names what something put in place of results (--substitute): whatever passes beside it, the
  * run is not certified.  Nothing where there is none. */
 assay_status parity_check_substituted(const assay_trace *t, parity_report *report);
+/* kernels.c: what an engine's doctor says of its kernels (`doctor --ops`), and the device's 10 * major + minor. */
+typedef struct parity_ladder {
+    json_t *operations; /* NULL: it does not say */
+    int capability;
+} parity_ladder;
+enum { PARITY_LADDER_WORD = 64 };
+/* Whether this kernel of the operation takes calls of activations in this dtype ("F32", "BF16") on the device. */
+bool parity_ladder_takes(const parity_ladder *l, const char *op, int variant, const char *act);
+/* Whether each FAMILY=kN of a selection is a kernel of some operation of the family for this dtype; else the first that is none. */
+bool parity_ladder_answers(const parity_ladder *l, const char *selection, const char *act,
+                           char missing[PARITY_LADDER_WORD]);
+/* A claim (check plan) for each word of the selection: no record is of a higher kernel than was asked for, and for FAMILY=kN at least
+ * one of the family is of that one.  A skip where no recorded operation has such a kernel. */
+assay_status parity_check_kernels(const assay_trace *t, const parity_ladder *ladder, const char *selection,
+                                  const char *act, parity_report *report);
 /* recompute.c: what ran again for the backward pass read and wrote the bits of its first run (check bitwise) */
 assay_status parity_check_recompute(const assay_trace *t, parity_report *report);
 /* whole.c: runs the reference unsharded in double on the same weights and batches with the candidate's

@@ -194,7 +194,9 @@ assay_status parity_engine_operations(const parity_engine *e, json_t **out)
 void parity_engine_free(parity_engine *e)
 {
     json_decref(e->doctor);
+    json_decref(e->ladder.operations);
     e->doctor = NULL;
+    e->ladder.operations = NULL;
 }
 
 int parity_engine_highest_variant(const parity_engine *e)

@@ -11,15 +11,19 @@ typedef struct parity_engine {
     int n_devices;            /* 0 for the simulator */
     char reason[PARITY_TEXT]; /* why this one: "one NVIDIA H200 answers" / "no device answers (...)" */
     json_t *doctor;           /* what `PROGRAM doctor` printed */
+    parity_ladder ladder;     /* its kernels, when parity_engine_learn asked */
 } parity_engine;
 
 /* `wish`: "auto" (assay-gpu where a device answers, else assay-sim), "gpu", "sim".  `program`: NULL, or the
  * path of an engine program to use whatever its name. */
 assay_status parity_engine_find(const char *wish, const char *program, parity_engine *out);
 void parity_engine_free(parity_engine *e);
-/* What `PROGRAM doctor --ops` says: [{op, family, sums, variants: [{name, buys, least_capability, outputs: [{outputs, arith, how}]}]}].
+/* What `PROGRAM doctor --ops` says: [{op, family, sums, variants: [{name, buys, least_capability, most_capability, act, outputs: [{outputs, arith, how}]}]}].
  * *out is the caller's.  ASSAY_FORMAT when the program says something else. */
 assay_status parity_engine_operations(const parity_engine *e, json_t **out);
+
+/* Fills e->ladder (engine_learn.c).  An engine whose doctor names no variants need not say its kernels, either. */
+assay_status parity_engine_learn(parity_engine *e);
 
 /* Starts `PROGRAM VERB --option value ...` with one process per rank of o->layout; output goes to log_path
  * (and to our stderr unless quiet).  Only options that differ from the defaults are passed.  A failure

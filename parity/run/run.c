@@ -271,6 +271,7 @@ static assay_status run(parity_run_state *s, const assay_train_options *given)
     const double t0 = assay_monotonic_s();
     ASSAY_TRY(parity_report_claim_stdout(s->o.summary));
     ASSAY_TRY(parity_engine_find(s->o.engine, s->o.engine_program, &s->engine));
+    ASSAY_TRY(parity_engine_learn(&s->engine));
     printf("assay run: engine %s (%s)\n", s->engine.name, s->engine.reason);
     fflush(stdout);
     snprintf(s->o.model, sizeof s->o.model, "%s", given->model);

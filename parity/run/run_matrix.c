@@ -97,27 +97,44 @@ static bool precision_wanted(const parity_run_state *s, assay_precision p)
     return s->o.precision[0] == 0 || strcmp(s->o.precision, assay_precision_name(p)) == 0;
 }
 
+/* Rows of kernels that nothing of this precision could answer are left out, and said: all of them would fall to lower ones. */
+static bool answers(const parity_run_state *s, const parity_case *c, assay_precision precision,
+                    const char *variant, bool say)
+{
+    char missing[PARITY_LADDER_WORD];
+    if (parity_ladder_answers(&s->engine.ladder, variant, precision == ASSAY_PRECISION_BF16 ? "BF16" : "F32",
+                              missing))
+        return true;
+    if (say)
+        printf("left out: %s %s %s (on this device no kernel of this precision is %s)\n", c->name,
+               assay_precision_name(precision), variant, missing);
+    return false;
+}
+
+/* say: what is left out, which is the same in every layout. */
 static assay_status variant_tasks(parity_run_state *s, const parity_case *c, assay_precision precision,
-                                  const char *layout)
+                                  const char *layout, bool say)
 {
     /* The checkpoint moves to the next layout of the case's own list, round and round. */
     int k = 0;
     while (k < c->n_layouts && !parity_layout_same(c->layouts[k], layout))
         k++;
     const char *next = c->layouts[(k + 1) % c->n_layouts];
-    if (s->o.variant[0] != 0)
-        return add_task(s, c, false, precision, layout, s->o.variant, next);
-    for (int v = 0; v < c->n_variants; v++)
-        ASSAY_TRY(add_task(s, c, false, precision, layout, c->variants[v], next));
+    const int n = s->o.variant[0] != 0 ? 1 : c->n_variants;
+    for (int v = 0; v < n; v++) {
+        const char *variant = s->o.variant[0] != 0 ? s->o.variant : c->variants[v];
+        if (answers(s, c, precision, variant, say))
+            ASSAY_TRY(add_task(s, c, false, precision, layout, variant, next));
+    }
     return ASSAY_OK;
 }
 
 /* A layout of the command line that this case cannot be cut into, while others can, is a skip with the reason. */
 static assay_status layout_tasks(parity_run_state *s, const parity_case *c, assay_precision precision,
-                                 const char *layout)
+                                 const char *layout, bool say)
 {
     const int first = s->n_tasks;
-    ASSAY_TRY(variant_tasks(s, c, precision, layout));
+    ASSAY_TRY(variant_tasks(s, c, precision, layout, say));
     if (s->o.n_layouts == 0 || parity_case_layout(c, layout) == ASSAY_OK)
         return ASSAY_OK;
     for (int i = first; i < s->n_tasks; i++)
@@ -131,8 +148,8 @@ static assay_status case_tasks(parity_run_state *s, const parity_case *c)
     const int n = s->o.n_layouts > 0 ? s->o.n_layouts : c->n_layouts;
     for (int p = 0; p < c->n_precisions; p++)
         for (int i = 0; i < n && precision_wanted(s, c->precisions[p]); i++)
-            ASSAY_TRY(
-                layout_tasks(s, c, c->precisions[p], s->o.n_layouts > 0 ? s->o.layouts[i] : c->layouts[i]));
+            ASSAY_TRY(layout_tasks(s, c, c->precisions[p],
+                                   s->o.n_layouts > 0 ? s->o.layouts[i] : c->layouts[i], i == 0));
     return ASSAY_OK;
 }
 
@@ -179,6 +196,7 @@ static assay_status operation_tasks(parity_run_state *s, bool widths)
 {
     static const assay_precision both[] = {ASSAY_PRECISION_FP32, ASSAY_PRECISION_BF16};
     const int highest = parity_engine_highest_variant(&s->engine);
+    const bool collectives = s->o.variant[0] == 0 || strcmp(s->o.variant, "fastest") == 0;
     for (int p = 0; p < 2; p++) {
         if (!precision_wanted(s, both[p]))
             continue;
@@ -190,8 +208,7 @@ static assay_status operation_tasks(parity_run_state *s, bool widths)
             if (layout_wanted(s, KERNELS_LAYOUT) && named)
                 ASSAY_TRY(add_task(s, NULL, widths, both[p], KERNELS_LAYOUT, word, KERNELS_LAYOUT));
         }
-        if (!widths && layout_wanted(s, COLLECTIVES_LAYOUT) &&
-            (s->o.variant[0] == 0 || strcmp(s->o.variant, "fastest") == 0))
+        if (!widths && layout_wanted(s, COLLECTIVES_LAYOUT) && collectives)
             ASSAY_TRY(add_task(s, NULL, false, both[p], COLLECTIVES_LAYOUT, "fastest", KERNELS_LAYOUT));
     }
     return ASSAY_OK;

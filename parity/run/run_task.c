@@ -106,6 +106,11 @@ assay_status parity_task_engine(parity_task_state *s, const char *name, const as
     return ASSAY_OK;
 }
 
+static const char *act_of(const parity_task *t)
+{
+    return t->precision == ASSAY_PRECISION_BF16 ? "BF16" : "F32";
+}
+
 static bool wants(const parity_task_state *s, parity_check k)
 {
     if (k == PARITY_CHECK_CHECKPOINT && s->t->c->steps == 0)
@@ -203,6 +208,9 @@ static assay_status judge_trace(parity_task_state *s, const char *dir, const cha
     ASSAY_TRY_GOTO(judge_weights(s, spec), st, done);
     ASSAY_TRY_GOTO(parity_check_substituted(trace, s->report), st, done);
     s->since = assay_monotonic_s();
+    if (wants(s, PARITY_CHECK_PLAN))
+        ASSAY_TRY_GOTO(parity_check_kernels(trace, &s->e->ladder, s->train.variant, act_of(s->t), s->report),
+                       st, done);
     /* What was not done as planned explains every number that follows. */
     if (wants(s, PARITY_CHECK_PLAN) &&
         parity_check_plan(trace, spec, &grid, &s->train, &batches, s->report) != ASSAY_OK)

@@ -121,6 +121,7 @@ static void destroy(parity_run_state *s)
     for (int i = 0; i < s->n_cases; i++)
         parity_case_free(&s->cases[i]);
     json_decref(s->engine.doctor);
+    json_decref(s->engine.ladder.operations);
     free(s->order);
     free(s->tasks);
     free(s->cases);
@@ -267,6 +268,35 @@ Test(matrix, operations_run_with_every_kernel_in_both_precisions)
         cr_expect_eq(operation_tasks_of(words[i], words[i]), 2, "%s", words[i]);
     }
     cr_expect_eq(operation_tasks_of("k3", "k3"), 0);
+}
+
+/* Rows of the case with these kernels, in that precision. */
+static int rows_of(const parity_run_state *s, assay_precision precision, const char *kernels)
+{
+    int n = 0;
+    for (int i = 0; i < s->n_tasks; i++)
+        n += s->tasks[i].precision == precision && strcmp(s->tasks[i].variant, kernels) == 0;
+    return n;
+}
+
+/* Kernels of BF16 alone have rows there, where the engine says so; an engine that says nothing has all. */
+Test(matrix, kernels_that_nothing_could_answer_have_no_row)
+{
+    static const char kernels[] = "linear=k3,attention=k3";
+    for (int says = 0; says < 2; says++) {
+        parity_run_state *s = state_with("full", "qwen3_moe", NULL);
+        s->engine.ladder.capability = 90;
+        if (says)
+            s->engine.ladder.operations =
+                json_pack("[{s:s,s:s,s:[{s:s,s:s}]},{s:s,s:s,s:[{s:s,s:s}]}]", "op", "grouped_linear_fwd",
+                          "family", "linear", "variants", "name", "k3", "act", "BF16", "op", "attention_fwd",
+                          "family", "attention", "variants", "name", "k3", "act", "BF16");
+        cr_assert_eq(parity_run_make_tasks(s), ASSAY_OK);
+        cr_expect_gt(rows_of(s, ASSAY_PRECISION_BF16, kernels), 0);
+        cr_expect_eq(rows_of(s, ASSAY_PRECISION_FP32, kernels) > 0, says == 0);
+        cr_expect_gt(rows_of(s, ASSAY_PRECISION_FP32, "fastest"), 0);
+        destroy(s);
+    }
 }
 
 /* Whether an earlier start in `order` shares the case (operations: the same kind), and with `precision` the precision as well, of the k-th. */

@@ -1,0 +1,172 @@
+/* Laws of kernels that were asked for: a selection is what ran, every kernel of the engine answers, and what nothing could answer is
+ * no row of the matrix. */
+#include "parity/parity.h"
+#include "tests/support/parity.h"
+
+/* attention_fwd: k0, k1, k2 for BF16, k3 for BF16 on 9.0; linear_fwd: k0, k1; add_rmsnorm_fwd: k0, k1. */
+static parity_ladder ladder_of(int capability)
+{
+    const char *text =
+        "[{'op':'attention_fwd','family':'attention','variants':[{'name':'k0','least_capability':80},"
+        "{'name':'k1','least_capability':80},{'name':'k2','least_capability':80,'act':'BF16'},"
+        "{'name':'k3','least_capability':90,'most_capability':90,'act':'BF16'}]},"
+        "{'op':'linear_fwd','family':'linear','variants':[{'name':'k0','least_capability':80},"
+        "{'name':'k1','least_capability':80}]},"
+        "{'op':'add_rmsnorm_fwd','family':'residual_norm','variants':[{'name':'k0','least_capability':80},"
+        "{'name':'k1','least_capability':80}]}]";
+    char json[1200];
+    snprintf(json, sizeof json, "%s", text);
+    for (char *at = json; *at != '\0'; at++)
+        *at = *at == '\'' ? '"' : *at;
+    return (parity_ladder){json_loads(json, 0, NULL), capability};
+}
+
+Test(kernels, a_ladder_says_which_dtype_and_device_a_kernel_takes)
+{
+    static const struct {
+        const char *op, *act;
+        int variant, capability;
+        bool takes;
+    } rows[] = {{"attention_fwd", "BF16", 3, 90, true},   {"attention_fwd", "F32", 3, 90, false},
+                {"attention_fwd", "BF16", 3, 100, false}, {"attention_fwd", "BF16", 3, 80, false},
+                {"attention_fwd", "BF16", 2, 100, true},  {"attention_fwd", "F32", 2, 100, false},
+                {"attention_fwd", "F32", 1, 80, true},    {"linear_fwd", "F32", 2, 90, false},
+                {"no_operation", "F32", 0, 90, false}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        parity_ladder l = ladder_of(rows[i].capability);
+        cr_expect_eq(parity_ladder_takes(&l, rows[i].op, rows[i].variant, rows[i].act), rows[i].takes,
+                     "row %zu", i);
+        json_decref(l.operations);
+    }
+}
+
+Test(kernels, a_selection_that_nothing_could_answer_is_known)
+{
+    static const struct {
+        const char *selection, *act, *missing;
+    } rows[] = {{"fastest", "F32", NULL},
+                {"k3", "F32", NULL},
+                {"attention=k3", "BF16", NULL},
+                {"attention=k3", "F32", "attention=k3"},
+                {"linear=k1,attention=k2", "F32", "attention=k2"},
+                {"k1,attention=k0", "F32", NULL},
+                {"linear=k2", "BF16", "linear=k2"}};
+    char missing[PARITY_LADDER_WORD];
+    parity_ladder l = ladder_of(90), silent = {NULL, 0};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const bool answers = parity_ladder_answers(&l, rows[i].selection, rows[i].act, missing);
+        cr_expect_eq(answers, rows[i].missing == NULL, "%s %s", rows[i].selection, rows[i].act);
+        if (rows[i].missing != NULL && !answers)
+            cr_expect_str_eq(missing, rows[i].missing);
+        cr_expect(parity_ladder_answers(&silent, rows[i].selection, rows[i].act, missing));
+    }
+    json_decref(l.operations);
+}
+
+typedef struct record {
+    const char *op, *fused;
+    int variant;
+} record;
+
+/* A trace of these records, without tensors; act: as an answer says it. */
+static void write_trace(char dir[256], const char *tier, const char *act, const record *records, int n)
+{
+    assay_trace_writer *w = open_writer(fresh_path(dir, "trace"), 0, 1, NULL);
+    for (int i = 0; i < n; i++) {
+        char instance[64];
+        snprintf(instance, sizeof instance, "%s.%s.%d", tier, records[i].op, i);
+        assay_trace_op op = op_of(records[i].op, instance, ASSAY_PHASE_FORWARD);
+        op.variant = records[i].variant;
+        snprintf(op.variant_name, sizeof op.variant_name, "k%d", records[i].variant);
+        snprintf(op.fused, sizeof op.fused, "%s", records[i].fused != NULL ? records[i].fused : "");
+        op.attrs = json_pack("{s:s}", "act", act);
+        must(assay_trace_write_op(w, &op));
+        json_decref(op.attrs);
+    }
+    close_writer(w);
+}
+
+/* "" all hold; else the failures' and skips' messages. */
+static void judge(const char *selection, const char *act, const parity_ladder *l, const record *records,
+                  int n, char said[2000], int64_t *claims)
+{
+    char dir[256];
+    assay_trace *t = NULL;
+    parity_report *r = NULL;
+    write_trace(dir, "layer", act, records, n);
+    must(assay_trace_open(&t, dir, true));
+    must(parity_report_create(&r));
+    must(parity_check_kernels(t, l, selection, act, r));
+    said[0] = '\0';
+    for (int64_t i = 0; i < parity_report_count(r); i++) {
+        const parity_claim *c = parity_report_at(r, i);
+        cr_expect_eq(c->check, PARITY_CHECK_PLAN);
+        if (c->verdict != PARITY_PASS)
+            snprintf(said + strlen(said), 2000 - strlen(said), "%s %s: %s\n", parity_verdict_name(c->verdict),
+                     c->tensor, c->message);
+    }
+    *claims = parity_report_count(r);
+    parity_report_destroy(r);
+    assay_trace_close(t);
+    remove_path(dir);
+}
+
+static const record fell[] = {{"attention_fwd", NULL, 1},
+                              {"attention_fwd", NULL, 1},
+                              {"linear_fwd", NULL, 1}},
+                    some[] = {{"attention_fwd", NULL, 1},
+                              {"attention_fwd", NULL, 3},
+                              {"linear_fwd", NULL, 1}},
+                    together[] = {{"add", "add_rmsnorm_fwd", 1}, {"rmsnorm_fwd", "add_rmsnorm_fwd", 1}},
+                    apart[] = {{"add", NULL, 1}, {"rmsnorm_fwd", NULL, 2}};
+
+Test(kernels, a_selection_is_what_ran)
+{
+    static const struct {
+        const char *selection, *act;
+        const record *records;
+        int n;
+        int64_t claims;
+        const char *said[2];
+    } rows[] = {
+        {"", "BF16", fell, 3, 0, {NULL, NULL}},
+        {"fastest", "BF16", fell, 3, 0, {NULL, NULL}},
+        {"attention=k3", "BF16", some, 3, 1, {NULL, NULL}},
+        {"linear=k1,attention=k3", "BF16", some, 3, 2, {NULL, NULL}},
+        {"attention=k3", "BF16", fell, 3, 1, {"FAIL attention=k3: ", "what ran: attention_fwd k1 (2)\n"}},
+        {"linear=k1,attention=k2",
+         "BF16",
+         fell,
+         3,
+         2,
+         {"FAIL attention=k2: ", "no record of attention is of k2"}},
+        {"attention=k3", "F32", fell, 3, 1, {"skip attention=k3: ", "has a k3 of attention for F32"}},
+        {"linear=k1", "F32", together, 2, 1, {"skip linear=k1: ", "what ran: nothing"}},
+        {"attention=k2", "BF16", some, 3, 1, {"FAIL attention=k2: ", "1 records are of higher kernels"}},
+        {"k0", "BF16", fell, 3, 1, {"FAIL k0: ", "3 records are of higher kernels"}},
+        {"k1", "BF16", fell, 3, 1, {NULL, NULL}},
+        {"k1,attention=k3", "BF16", some, 3, 2, {NULL, NULL}},
+        {"k0,attention=k3", "BF16", some, 3, 2, {"FAIL k0: ", "what ran: linear_fwd k1 (1)\n"}},
+        {"residual_norm=k1", "F32", together, 2, 1, {NULL, NULL}},
+        {"residual_norm=k0", "F32", together, 2, 1, {"FAIL residual_norm=k0: ", "2 records are of higher"}},
+        {"residual_norm=k0", "F32", apart, 2, 1, {NULL, NULL}},
+        {"residual_norm=k1", "F32", apart, 2, 1, {"skip residual_norm=k1: ", "what ran: nothing"}},
+    };
+    parity_ladder l = ladder_of(90), silent = {NULL, 0};
+    char said[2000];
+    int64_t claims;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        judge(rows[i].selection, rows[i].act, &l, rows[i].records, rows[i].n, said, &claims);
+        cr_expect_eq(claims, rows[i].claims, "row %zu: %d claims", i, (int)claims);
+        cr_expect_eq(said[0] == '\0', rows[i].said[0] == NULL, "row %zu: %s", i, said);
+        for (int k = 0; k < 2 && rows[i].said[k] != NULL; k++)
+            cr_expect(strstr(said, rows[i].said[k]) != NULL, "row %zu: %s", i, said);
+    }
+    /* what ran needs no ladder; whether something else could have does */
+    judge("attention=k3", "BF16", &silent, some, 3, said, &claims);
+    cr_expect_str_empty(said);
+    judge("attention=k3", "BF16", &silent, fell, 3, said, &claims);
+    cr_expect(strstr(said, "skip attention=k3: ") && strstr(said, "does not say which kernels it has"), "%s",
+              said);
+    json_decref(l.operations);
+}
