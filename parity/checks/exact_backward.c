@@ -471,3 +471,11 @@ void parity_ask_lattice_backward(parity_ask *q)
     add_adamw(q, 2500);
     add_casts(q, 300);
 }
+
+/* Rows of whole eights, for kernels of wide loads that no size above reaches. */
+void parity_ask_lattice_eights(parity_ask *q)
+{
+    q->tier = "exact";
+    add_sigmoid_gate(q, 5, 72);
+    add_loss_backward(q, 3, 64, 2);
+}

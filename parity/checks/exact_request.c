@@ -515,6 +515,7 @@ static void ask_all(parity_ask *q)
         parity_ask_random(q, (parity_data_mode)m);
     parity_ask_lattice_documents(q); /* last: what stands before keeps its values */
     parity_ask_lattice_sights(q);
+    parity_ask_lattice_eights(q);
 }
 
 static void ask_widths(parity_ask *q)

@@ -1,4 +1,4 @@
-/* Whether the kernels that a run was asked for ran.
+/* Whether the kernels that were asked for ran: of a run with a selection, and of single operations that every kernel was to answer.
  * Which kernels there are is what the engine's doctor says, not what the judged trace does. */
 #include "core/model/ops.h"
 #include "parity/judge/judge.h"
@@ -214,5 +214,87 @@ assay_status parity_check_kernels(const assay_trace *t, const parity_ladder *lad
         st = parity_report_add(report, &r);
     }
     free(c.ran);
+    return st;
+}
+
+/* --- of single operations ----------------------------------------------------------------------------------- */
+
+static bool is_asked(const assay_trace *request, const char *op, const char *act, bool *lattice)
+{
+    bool found = false;
+    for (int rank = 0; rank < assay_trace_world(request); rank++)
+        for (int64_t i = 0; i < assay_trace_n_ops(request, rank); i++) {
+            const assay_trace_op *asked = assay_trace_op_at(request, rank, i);
+            const char *own = json_string_value(json_object_get(asked->attrs, "act"));
+            if (strcmp(asked->op, op) != 0 || strcmp(own != NULL ? own : "F32", act) != 0)
+                continue;
+            found = true;
+            *lattice = *lattice || strncmp(asked->instance, "local.", 6) != 0;
+        }
+    return found;
+}
+
+/* Every kernel of the operation that takes this dtype here has an answer, and no other has. */
+static assay_status judge_rungs(const counts *c, int row, bool lattice, parity_report *report)
+{
+    const char *op = assay_op_at(row)->name;
+    bool holds = true;
+    parity_result r;
+    parity_result_init(&r);
+    r.check = lattice ? PARITY_CHECK_EXACT : PARITY_CHECK_LOCAL;
+    snprintf(r.op, sizeof r.op, "%s", op);
+    snprintf(r.instance, sizeof r.instance, "kernels");
+    for (int k = VARIANTS - 1; k >= 0; k--) {
+        const bool has = parity_ladder_takes(c->ladder, op, k, c->act);
+        if (has == (c->ran[row][k] > 0))
+            continue;
+        snprintf(r.tensor, sizeof r.tensor, "k%d", k);
+        if (has)
+            parity_result_fail(&r, "k%d of %s answered nothing: no request of %s reached it", k, op, c->act);
+        else
+            parity_result_fail(&r, "k%d of %s answered, which the engine's doctor does not have for %s", k,
+                               op, c->act);
+        ASSAY_TRY(parity_report_add(report, &r));
+        holds = false;
+    }
+    r.verdict = PARITY_PASS;
+    return holds ? parity_report_add(report, &r) : ASSAY_OK;
+}
+
+/* An engine of somebody else need not say what it has: then nobody knows whether all of it answered. */
+static assay_status add_unknown(parity_report *report)
+{
+    parity_result r;
+    parity_result_init(&r);
+    r.check = PARITY_CHECK_EXACT;
+    snprintf(r.instance, sizeof r.instance, "kernels");
+    parity_result_skip(&r, "the engine does not say which kernels it has (doctor --ops)");
+    return parity_report_add(report, &r);
+}
+
+assay_status parity_check_rungs(const char *request_dir, const char *answer_dir, const parity_ladder *ladder,
+                                const char *act, parity_report *report)
+{
+    assay_trace *request = NULL, *answer = NULL;
+    counts c = {.selection = "", .act = act, .ladder = ladder};
+    assay_status st = ASSAY_OK;
+    if (ladder->operations == NULL)
+        return add_unknown(report);
+    ASSAY_TRY_GOTO(assay_trace_open(&request, request_dir, false), st, done);
+    ASSAY_TRY_GOTO(assay_trace_open(&answer, answer_dir, false), st, done);
+    while (assay_op_at(c.n) != NULL)
+        c.n++;
+    c.ran = calloc((size_t)c.n, sizeof *c.ran);
+    ASSAY_CHECK_GOTO(c.ran != NULL, ASSAY_OUT_OF_MEMORY, st, done, "kernels of %d operations", c.n);
+    count(answer, &c);
+    for (int i = 0; i < c.n && st == ASSAY_OK; i++) {
+        bool lattice = false;
+        if (!assay_op_at(i)->collective && is_asked(request, assay_op_at(i)->name, act, &lattice))
+            st = judge_rungs(&c, i, lattice, report);
+    }
+done:
+    free(c.ran);
+    assay_trace_close(answer);
+    assay_trace_close(request);
     return st;
 }

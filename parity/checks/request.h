@@ -54,6 +54,8 @@ void parity_ask_collectives(parity_ask *q, int64_t rows);
 void parity_ask_lattice_documents(parity_ask *q);
 /* What a query of attention sees of its keys: exact_sights.c. */
 void parity_ask_lattice_sights(parity_ask *q);
+/* exact_backward.c: rows of whole eights, for kernels that nothing before reaches. */
+void parity_ask_lattice_eights(parity_ask *q);
 /* Operations that our engines do not have. */
 void parity_ask_lattice_foreign(parity_ask *q);
 /* exact_request.c: the lattice requests of one rank, without collectives. */

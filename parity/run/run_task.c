@@ -325,6 +325,8 @@ static assay_status judge_operations(parity_task_state *s, const char *request, 
     assay_status st = ASSAY_OK;
     ASSAY_TRY_GOTO(parity_report_create(&all), st, done);
     ASSAY_TRY_GOTO(parity_check_exact(request, answer, every, all), st, done);
+    if (every)
+        ASSAY_TRY_GOTO(parity_check_rungs(request, answer, &s->e->ladder, act_of(s->t), all), st, done);
     for (int64_t i = 0; i < parity_report_count(all); i++) {
         const parity_claim *c = parity_report_at(all, i);
         const parity_drawn drawn = parity_report_drawn(all, c);

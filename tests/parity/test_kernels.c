@@ -170,3 +170,70 @@ Test(kernels, a_selection_is_what_ran)
               said);
     json_decref(l.operations);
 }
+
+/* The answers to a request of attention and linear in BF16. */
+static parity_report *judge_rungs(const char *tier, const parity_ladder *l, const char *act,
+                                  const record *answers, int n)
+{
+    static const record asked[] = {{"attention_fwd", NULL, 0}, {"linear_fwd", NULL, 0}};
+    char request[256], answer[256];
+    parity_report *r = NULL;
+    write_trace(request, tier, act, asked, 2);
+    write_trace(answer, tier, act, answers, n);
+    must(parity_report_create(&r));
+    must(parity_check_rungs(request, answer, l, act, r));
+    remove_path(request);
+    remove_path(answer);
+    return r;
+}
+
+static void expect_rungs(const parity_report *r, int64_t passed, int64_t failed, int64_t skipped,
+                         const char *words)
+{
+    int64_t n[3];
+    bool said = words == NULL;
+    parity_report_totals(r, &n[0], &n[1], &n[2]);
+    for (int64_t i = 0; i < parity_report_count(r); i++)
+        said = said || strstr(parity_report_at(r, i)->message, words) != NULL;
+    cr_expect(n[0] == passed && n[1] == failed && n[2] == skipped, "%d passed, %d failed, %d skipped",
+              (int)n[0], (int)n[1], (int)n[2]);
+    cr_expect(said, "%s", words);
+}
+
+Test(kernels, every_kernel_that_the_doctor_lists_has_answered)
+{
+    static const record all[] = {{"attention_fwd", NULL, 3}, {"attention_fwd", NULL, 2},
+                                 {"attention_fwd", NULL, 1}, {"attention_fwd", NULL, 0},
+                                 {"linear_fwd", NULL, 1},    {"linear_fwd", NULL, 0}};
+    static const struct {
+        int first, n, capability;
+        const char *act;
+        int64_t passed, failed;
+        const char *words;
+    } rows[] = {{0, 6, 90, "BF16", 2, 0, NULL},
+                {1, 5, 90, "BF16", 1, 1, "k3 of attention_fwd answered nothing"},
+                {1, 5, 100, "BF16", 2, 0, NULL},
+                {2, 4, 90, "BF16", 1, 2, "k2 of attention_fwd answered nothing"},
+                {2, 4, 90, "F32", 2, 0, NULL},
+                {2, 3, 90, "F32", 1, 1, "k0 of linear_fwd answered nothing"},
+                {4, 2, 90, "F32", 1, 2, "k1 of attention_fwd answered nothing"},
+                {0, 6, 90, "F32", 1, 2,
+                 "k3 of attention_fwd answered, which the engine's doctor does not have for F32"}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        parity_ladder l = ladder_of(rows[i].capability);
+        parity_report *r = judge_rungs("exact", &l, rows[i].act, all + rows[i].first, rows[i].n);
+        expect_rungs(r, rows[i].passed, rows[i].failed, 0, rows[i].words);
+        for (int64_t k = 0; k < parity_report_count(r); k++)
+            cr_expect_eq(parity_report_at(r, k)->check, PARITY_CHECK_EXACT);
+        parity_report_destroy(r);
+        json_decref(l.operations);
+    }
+    parity_ladder l = ladder_of(90), silent = {NULL, 0};
+    parity_report *r = judge_rungs("local.zero_mean", &l, "BF16", all, 6);
+    cr_expect_eq(parity_report_at(r, 0)->check, PARITY_CHECK_LOCAL, "random inputs alone were asked");
+    parity_report_destroy(r);
+    r = judge_rungs("exact", &silent, "BF16", all, 6);
+    expect_rungs(r, 0, 0, 1, "does not say which kernels it has");
+    parity_report_destroy(r);
+    json_decref(l.operations);
+}
