@@ -1,7 +1,10 @@
 /* What must not change a bit: a second run, communication beside compute, layers that run again, microbatches launched as graphs. */
 #include "parity/run/run_task.h"
 
+#include "core/base/file.h"
 #include "core/run/inputs.h"
+#include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -68,16 +71,18 @@ static assay_status turn_recompute(const parity_task_state *s, assay_train_optio
     return ASSAY_OK;
 }
 
+static const char *const fused_families[] = {"residual_norm", "router_balanced", "qkv_rope"};
+enum { FUSED_FAMILIES = sizeof fused_families / sizeof *fused_families };
+
 /* A fused operation has the bits of its parts: each runs by itself. */
 static assay_status turn_fusion(const parity_task_state *s, assay_train_options *o, bool *any)
 {
-    static const char *const families[] = {"residual_norm", "router_balanced", "qkv_rope"};
     const json_t *variants = json_object_get(s->e->doctor, "variants");
     size_t n = 0;
-    for (size_t i = 0; i < sizeof families / sizeof *families; i++)
-        if (json_object_get(variants, families[i]) != NULL)
+    for (int i = 0; i < FUSED_FAMILIES; i++)
+        if (json_object_get(variants, fused_families[i]) != NULL)
             n += (size_t)snprintf(o->variant + n, sizeof o->variant - n, "%s%s=k0", n > 0 ? "," : "",
-                                  families[i]);
+                                  fused_families[i]);
     *any = n > 0;
     return ASSAY_OK;
 }
@@ -122,15 +127,70 @@ static assay_status changes_of(const parity_task_state *s, change changes[MAX_CH
     return ASSAY_OK;
 }
 
+static parity_result failure_of(const char *claim)
+{
+    parity_result r;
+    parity_result_init(&r);
+    r.check = PARITY_CHECK_BITWISE;
+    r.verdict = PARITY_FAIL;
+    r.ratio = HUGE_VAL;
+    r.n_bad = 1;
+    snprintf(r.op, sizeof r.op, "%s", claim);
+    return r;
+}
+
+/* A family that an engine with kernel variants does not have would leave the claim without a word. */
+static assay_status check_fusion(const parity_task_state *s)
+{
+    const json_t *variants = json_object_get(s->e->doctor, "variants");
+    for (int i = 0; i < FUSED_FAMILIES && variants != NULL; i++) {
+        parity_result r = failure_of("fusion");
+        if (json_object_get(variants, fused_families[i]) != NULL)
+            continue;
+        snprintf(r.message, sizeof r.message,
+                 "the engine's doctor lists no kernels of %s: nothing says that fused operations ran apart",
+                 fused_families[i]);
+        ASSAY_TRY(parity_report_add(s->report, &r));
+    }
+    return ASSAY_OK;
+}
+
+/* That passes were launched again is the engine's word, in its log; without one the run with graphs was a run without. */
+static assay_status check_launched(const parity_task_state *s, const char *claim, parity_report *report)
+{
+    char file[80], path[ASSAY_PATH], *text = NULL;
+    long long captured = -1, launched = -1;
+    uint64_t bytes = 0;
+    parity_result r = failure_of(claim);
+    snprintf(file, sizeof file, "%s.log", claim);
+    ASSAY_TRY(parity_task_path(s->t, file, path));
+    ASSAY_TRY(assay_read_file(path, 64 << 20, &text, &bytes));
+    const char *at = strstr(text, "graphs: ");
+    if (at != NULL &&
+        sscanf(at, "graphs: %lld passes captured, %lld launched again", &captured, &launched) != 2)
+        launched = -1;
+    free(text);
+    if (launched > 0)
+        return ASSAY_OK;
+    if (launched < 0)
+        snprintf(r.message, sizeof r.message,
+                 "no pass is shown to be launched again as a graph: %.300s does not say", path);
+    else
+        snprintf(r.message, sizeof r.message, "%lld passes were captured, none was launched again as a graph",
+                 captured);
+    return parity_report_add(report, &r);
+}
+
 /* One run with changes first .. first+n-1, compared with the traced run's result file. */
 static assay_status run_changed(parity_task_state *s, const change *changes, int n, const char *half,
                                 const char *first_out, parity_report *report)
 {
     assay_train_options o = s->train;
     char claim[64] = "", file[80];
-    bool any = false;
+    bool any = false, graphs = false;
     for (int i = 0; i < n; i++) {
         const size_t used = strlen(claim);
+        graphs = graphs || changes[i].make == turn_graph;
         snprintf(claim + used, sizeof claim - used, "%s%s", i > 0 ? "+" : "", changes[i].claim);
         if (changes[i].make != NULL)
             ASSAY_TRY(changes[i].make(s, &o, &any));
@@ -142,6 +202,8 @@ static assay_status run_changed(parity_task_state *s, const change *changes, int
         o.save_after = s->t->c->steps - 1;
     }
     ASSAY_TRY(parity_task_engine(s, claim, &o));
+    if (graphs)
+        ASSAY_TRY(check_launched(s, claim, report));
     return parity_check_bitwise_files(first_out, o.out, claim, report);
 }
 
@@ -190,6 +252,8 @@ assay_status parity_task_bits(parity_task_state *s, const char *first_out)
     assay_status st = ASSAY_OK;
     ASSAY_TRY(parity_task_path(s->t, "half", half));
     ASSAY_TRY(changes_of(s, changes, &n));
+    if (strcmp(s->t->variant, "fastest") == 0)
+        ASSAY_TRY(check_fusion(s));
     ASSAY_TRY(parity_report_create(&together));
     ASSAY_TRY_GOTO(run_changed(s, changes, n, s->t->c->steps > 0 ? half : NULL, first_out, together), st,
                    done);

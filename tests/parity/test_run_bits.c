@@ -123,3 +123,32 @@ Test(run_bits, changes_that_differ_only_together_are_named_together)
     cr_expect_gt(s.together, 0);
     cr_expect_eq(s.repeat + s.overlap + s.recompute + s.fusion, 0);
 }
+
+/* The simulator behind these lines of a shell script. */
+static void engine_behind(const char *name, const char *lines)
+{
+    char text[1000];
+    snprintf(text, sizeof text, "#!/bin/sh\n%sexec " ASSAY_BIN_DIR "/assay-sim \"$@\"\n", lines);
+    cli_write_text(cli_file(name), text);
+    cr_assert_eq(chmod(cli_file(name), 0700), 0);
+}
+
+/* The right bits are no sign of it: without the option they are those of any run. */
+Test(run_bits, graphs_that_were_not_launched_again_are_no_graphs)
+{
+    engine_behind("unwilling", "for word; do shift; [ \"$word\" = --enable-cuda-graph=true ] || "
+                               "set -- \"$@\" \"$word\"; done\n");
+    const seen s = run_in("1", "unwilling", 1);
+    cr_expect_gt(s.graph, 0);
+    cr_expect_eq(s.repeat + s.recompute + s.fusion + s.together, 0);
+    cr_expect_eq(s.all_passed, 0);
+}
+
+Test(run_bits, a_fused_family_that_the_engine_does_not_list_is_missed)
+{
+    engine_behind("renamed", "[ \"$1\" != doctor ] || { " ASSAY_BIN_DIR
+                             "/assay-sim \"$@\" | sed s/residual_norm/normed_residual/; exit; }\n");
+    const seen s = run_in("1", "renamed", 1);
+    cr_expect_eq(s.fusion, 1);
+    cr_expect_eq(s.repeat + s.recompute + s.graph + s.together, 0);
+}
