@@ -192,10 +192,23 @@ bool parity_run_operations_layout(const parity_run_state *s, const char *layout)
     return (parity_run_operations(s) || runs_widths(s)) && parity_layout_same(layout, KERNELS_LAYOUT);
 }
 
+/* The operations alone take one word for all kernels: of another selection they have no task, and that is said. */
+static void say_unnamed(const parity_run_state *s, bool widths, bool kernels, bool collectives)
+{
+    const char *name = widths ? PARITY_WIDTHS : PARITY_OPERATIONS;
+    const int highest = parity_engine_highest_variant(&s->engine);
+    if (!kernels && layout_wanted(s, KERNELS_LAYOUT))
+        printf("left out: %s %s (takes no --variant but fastest, " PARITY_EVERY_RUNG " and k0 to k%d)\n",
+               name, KERNELS_LAYOUT, highest);
+    if (!collectives && !widths && layout_wanted(s, COLLECTIVES_LAYOUT))
+        printf("left out: %s %s (takes no --variant but fastest)\n", name, COLLECTIVES_LAYOUT);
+}
+
 static assay_status operation_tasks(parity_run_state *s, bool widths)
 {
     static const assay_precision both[] = {ASSAY_PRECISION_FP32, ASSAY_PRECISION_BF16};
     const int highest = parity_engine_highest_variant(&s->engine);
+    bool kernels = false;
     const bool collectives = s->o.variant[0] == 0 || strcmp(s->o.variant, "fastest") == 0;
     for (int p = 0; p < 2; p++) {
         if (!precision_wanted(s, both[p]))
@@ -205,12 +218,14 @@ static assay_status operation_tasks(parity_run_state *s, bool widths)
             if (k >= -1)
                 snprintf(word, sizeof word, k < 0 ? "fastest" : "k%d", k);
             const bool named = s->o.variant[0] != 0 ? strcmp(s->o.variant, word) == 0 : k == -2;
+            kernels = kernels || named;
             if (layout_wanted(s, KERNELS_LAYOUT) && named)
                 ASSAY_TRY(add_task(s, NULL, widths, both[p], KERNELS_LAYOUT, word, KERNELS_LAYOUT));
         }
         if (!widths && layout_wanted(s, COLLECTIVES_LAYOUT) && collectives)
             ASSAY_TRY(add_task(s, NULL, false, both[p], COLLECTIVES_LAYOUT, "fastest", KERNELS_LAYOUT));
     }
+    say_unnamed(s, widths, kernels, collectives);
     return ASSAY_OK;
 }
 

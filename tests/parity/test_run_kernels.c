@@ -50,3 +50,13 @@ Test(run_kernels, what_no_kernel_could_answer_is_no_row)
     /* the model has no experts: nothing of the run has such a kernel */
     expect_said("honest", TINY "linear=k2", 2, "no operation of this run has a k2 of linear for F32");
 }
+
+Test(run_kernels, operations_that_a_selection_leaves_out_are_said)
+{
+    engine_of_other_words("honest", "s/no such word//");
+    static const char *const words[] = {
+        "left out: operations 1 (takes no --variant but fastest, every and k0 to k3)",
+        "left out: operations dp3 (takes no --variant but fastest)"};
+    for (int i = 0; i < 2; i++)
+        expect_said("honest", "--case operations --variant attention=k0", 2, words[i]);
+}
