@@ -223,6 +223,19 @@ assay_status parity_check_bitwise_files(const char *a, const char *b, const char
                                         parity_report *report);
 /* checkpoint.c (the judge's): every global tensor of two checkpoints equal bit for bit */
 assay_status parity_check_checkpoints(const char *a, const char *b, const char *claim, parity_report *report);
+/* checkpoint_header.c: what the header of a checkpoint must say.  options: of the run that wrote it. */
+typedef struct parity_header {
+    const assay_train_options *options;
+    const assay_batches *batches; /* that it trained on */
+    const char *layout;
+    int64_t step;
+} parity_header;
+/* Steps done, precision, training, data and layout of that folder, a result each, of operation `claim`. */
+assay_status parity_check_header(const char *dir, const char *claim, const parity_header *wanted,
+                                 parity_report *report);
+/* The same of a header at hand, each result as `base`; the layout as headers spell it. */
+assay_status parity_header_judge(const json_t *header, const parity_header *wanted, const parity_result *base,
+                                 parity_report *report);
 /* saved.c: what the traced run left behind is what its trace says.  checkpoint (NULL: none): every master,
  * moment and expert bias of the last step, step, precision and layout of the header (results of CHECKPOINT,
  * operation "save"); out (NULL: none): losses, norms, weights, or logits and gradients (BITWISE, "out"). */

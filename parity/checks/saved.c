@@ -3,7 +3,6 @@
  * up two families is caught here even when the load mixes them up the same way. */
 #include "parity/checks/saved.h"
 #include "core/files/checkpoint.h"
-#include "core/run/training.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -78,48 +77,17 @@ done:
     return st;
 }
 
-static assay_status claim_header(const saved *s, const char *item, const char *wanted, const char *found)
-{
-    parity_result r;
-    saved_start(s, PARITY_CHECK_CHECKPOINT, "save", "header", item, &r);
-    r.count = 1;
-    if (found == NULL || strcmp(found, wanted) != 0)
-        parity_result_fail(&r, "the checkpoint's header, %s: expected %s, found %s", item, wanted,
-                           found ? found : "none");
-    return parity_report_add(s->report, &r);
-}
-
-/* What the header says that it was trained with, which the next run will be held to. */
-static assay_status claim_training(const saved *s, const json_t *header)
-{
-    parity_result r;
-    assay_train_options asked = *s->options;
-    asked.train_iters = asked.train_iters > 0 ? asked.train_iters : s->steps;
-    asked.override_checkpoint_args = false;
-    saved_start(s, PARITY_CHECK_CHECKPOINT, "save", "header", "training", &r);
-    r.count = 1;
-    if (assay_training_check("header", header, &asked, NULL) != ASSAY_OK) {
-        parity_result_fail(&r, "%.500s", assay_error_message());
-        assay_error_clear();
-    }
-    return parity_report_add(s->report, &r);
-}
-
 static assay_status check_header(const saved *s, const json_t *header)
 {
-    char wanted[32], found[32];
-    const json_t *step = json_object_get(header, "step");
-    snprintf(wanted, sizeof wanted, "%lld", (long long)s->steps);
-    snprintf(found, sizeof found, "%lld", (long long)json_integer_value(step));
-    ASSAY_TRY(claim_header(s, "step", wanted, json_is_integer(step) ? found : NULL));
-    ASSAY_TRY(claim_header(s, "precision", assay_precision_name(s->options->precision),
-                           json_string_value(json_object_get(header, "precision"))));
-    ASSAY_TRY(claim_training(s, header));
     assay_grid grid;
     char layout[ASSAY_LAYOUT_TEXT] = "(none)";
+    parity_result base;
     if (parity_grid_from_trace(s->trace, &grid))
         assay_layout_format(&grid.p, layout);
-    return claim_header(s, "layout", layout, json_string_value(json_object_get(header, "layout")));
+    saved_start(s, PARITY_CHECK_CHECKPOINT, "save", "", "", &base);
+    const parity_header wanted = {
+        .options = s->options, .batches = s->batches, .layout = layout, .step = s->steps};
+    return parity_header_judge(header, &wanted, &base, s->report);
 }
 
 static assay_status check_checkpoint(const saved *s, const assay_checkpoint *c)

@@ -245,48 +245,6 @@ done:
     return st;
 }
 
-/* Resume after all but one step: the end, states and all, must equal the run without interruption; the checkpoint loaded
- * and saved by another layout must hold the same global tensors. */
-static assay_status check_restart(parity_task_state *s, const char *first_save, parity_check *running)
-{
-    char half[ASSAY_PATH], rest[ASSAY_PATH], moved[ASSAY_PATH];
-    assay_train_options o = s->train;
-    /* Kernels have no part in where a checkpoint's pieces lie: another layout loads those of the fastest. */
-    const bool moves = wants(s, PARITY_CHECK_CHECKPOINT) && strcmp(s->t->variant, "fastest") == 0;
-    if (!moves && !wants(s, PARITY_CHECK_BITWISE))
-        return ASSAY_OK;
-    *running = wants(s, PARITY_CHECK_BITWISE) ? PARITY_CHECK_BITWISE : PARITY_CHECK_CHECKPOINT;
-    ASSAY_TRY(parity_task_path(s->t, "half", half));
-    ASSAY_TRY(parity_task_path(s->t, "rest", rest));
-    ASSAY_TRY(parity_task_path(s->t, "moved", moved));
-    o.lr_decay_iters = s->train.lr_decay_iters != 0 ? s->train.lr_decay_iters : s->t->c->steps;
-    if (!wants(s, PARITY_CHECK_BITWISE)) {
-        o.train_iters = s->t->c->steps - 1;
-        snprintf(o.save, sizeof o.save, "%s", half);
-        ASSAY_TRY(parity_task_engine(s, "half", &o));
-    }
-    o.train_iters = s->t->c->steps;
-    snprintf(o.load, sizeof o.load, "%s", half);
-    snprintf(o.save, sizeof o.save, "%s", rest);
-    if (wants(s, PARITY_CHECK_BITWISE)) {
-        ASSAY_TRY(parity_task_engine(s, "rest", &o));
-        ASSAY_TRY(parity_check_checkpoints(first_save, rest, "restart", s->report));
-    }
-    if (moves) {
-        char claim[ASSAY_LAYOUT_TEXT * 2 + 32];
-        *running = PARITY_CHECK_CHECKPOINT;
-        o.train_iters = s->t->c->steps - 1;
-        snprintf(o.save, sizeof o.save, "%s", moved);
-        snprintf(o.layout, sizeof o.layout, "%s", s->t->next_layout);
-        o.overlap_param_gather = o.moe_alltoall_halves =
-            false; /* no step runs, and not every layout takes them */
-        ASSAY_TRY(parity_task_engine(s, "moved", &o));
-        snprintf(claim, sizeof claim, "%s -> %s", s->t->layout, s->t->next_layout);
-        ASSAY_TRY(parity_check_checkpoints(half, moved, claim, s->report));
-    }
-    return ASSAY_OK;
-}
-
 static assay_status run_training(parity_task_state *s)
 {
     char trace[ASSAY_PATH];
@@ -305,8 +263,9 @@ static assay_status run_training(parity_task_state *s)
     if (wants(s, PARITY_CHECK_BITWISE) && parity_task_bits(s, o.out) != ASSAY_OK)
         ASSAY_TRY(add_skip(s, PARITY_CHECK_BITWISE));
     lap(s, PARITY_CHECK_BITWISE);
-    if ((wants(s, PARITY_CHECK_BITWISE) || wants(s, PARITY_CHECK_CHECKPOINT)) && s->t->c->steps > 1 &&
-        check_restart(s, o.save, &running) != ASSAY_OK)
+    const bool bits = wants(s, PARITY_CHECK_BITWISE), moves = wants(s, PARITY_CHECK_CHECKPOINT);
+    if ((bits || moves) && s->t->c->steps > 1 &&
+        parity_task_restart(s, o.save, bits, moves, &running) != ASSAY_OK)
         ASSAY_TRY(add_skip(s, running));
     lap(s, running);
     json_object_set_new(s->facts, "engine_s", json_real(s->engine_s));

@@ -1,4 +1,4 @@
-/* One task of `assay run`: what its files share.  Internal interface of run_task.c, run_request.c and run_bits.c. */
+/* One task of `assay run`: what its files share.  Internal interface of run_task.c, run_request.c, run_bits.c and run_restart.c. */
 #ifndef PARITY_RUN_TASK_H
 #define PARITY_RUN_TASK_H
 
@@ -28,5 +28,11 @@ assay_status parity_task_request(const parity_task *t, char out[ASSAY_PATH]);
  * bit of the result file: communication beside compute or not, layers recomputed or kept.  On the way it leaves the
  * checkpoint of all but the last step in `half`.  Where bits differ, each change is run alone and named. */
 assay_status parity_task_bits(parity_task_state *s, const char *first_out);
+
+/* run_restart.c.  bitwise: a run goes on after all but one step; the end, states and all, must equal the run without interruption.
+ * checkpoint: what was saved there, loaded and saved again by another layout, must hold the same global tensors.  Headers must be
+ * those of the runs that wrote them.  *running: the check at hand, for the skip where it cannot be done. */
+assay_status parity_task_restart(parity_task_state *s, const char *first_save, bool bitwise, bool checkpoint,
+                                 parity_check *running);
 
 #endif

@@ -31,6 +31,9 @@ typedef struct change {
     const char *from, *to; /* what family `to` gets; NULL: itself */
     const char *precision; /* of the header, NULL: as it was */
     bool other_lr;         /* of the recipe in the header */
+    int64_t later;         /* steps that its header has too many */
+    const char *layout;    /* of the header, NULL: as it was */
+    bool restarted;        /* schedule and data count from a load */
     bool dropped;          /* the second moments are left out */
 } change;
 
@@ -58,7 +61,7 @@ static void copy_checkpoint(const char *from, const char *to, const change *k)
     assay_checkpoint *c;
     assay_checkpoint_writer *w;
     must(assay_checkpoint_open(&c, from));
-    const int64_t step = json_integer_value(json_object_get(assay_checkpoint_header(c), "step"));
+    const int64_t step = json_integer_value(json_object_get(assay_checkpoint_header(c), "step")) + k->later;
     assay_checkpoint_content content = *assay_checkpoint_content_of(c);
     content.n_states = k->dropped ? 1 : content.n_states;
     must(assay_checkpoint_writer_open(&w, to, assay_checkpoint_job(), step, 0, 1, &content));
@@ -67,6 +70,12 @@ static void copy_checkpoint(const char *from, const char *to, const change *k)
     json_t *header = json_deep_copy(assay_checkpoint_header(c));
     if (k->precision)
         json_object_set_new(header, "precision", json_string(k->precision));
+    if (k->restarted) {
+        json_object_set_new(json_object_get(header, "scheduler"), "num_steps", json_integer(1));
+        json_object_set_new(json_object_get(header, "data"), "consumed_samples", json_integer(1));
+    }
+    if (k->layout)
+        json_object_set_new(header, "layout", json_string(k->layout));
     if (k->other_lr)
         json_object_set_new(json_object_get(header, "training"), "lr", json_real(0.5));
     must(assay_checkpoint_write_alone(w, header));
@@ -99,9 +108,39 @@ Test(parity_saved, families_that_changed_places_are_named)
         trained += c.spec->params[i].trained;
     expect_checkpoint(&c, &(change){.from = "exp_avg", .to = "exp_avg_sq"}, "exp_avg",
                       "outside their allowance", 2 * trained);
+    expect_checkpoint(&c, &(change){.later = -1}, "header", "step: expected 2, found 1", 1);
+    expect_checkpoint(&c, &(change){.layout = "dp2"}, "header", "layout: expected 1, found dp2", 1);
     expect_checkpoint(&c, &(change){.precision = "fp32"}, "header", "expected bf16, found fp32", 1);
     expect_checkpoint(&c, &(change){.other_lr = true}, "header", "lr: 0.5 there", 1);
     expect_checkpoint(&c, &(change){.dropped = true}, "exp_avg_sq", "the checkpoint:", trained + 1);
+    plan_cell_free(&c);
+}
+
+/* The header of a checkpoint that no trace was recorded of: that of a run that was loaded, or moved. */
+Test(parity_saved, a_header_alone_is_held_to_the_run_that_wrote_it)
+{
+    static const change changes[] = {{.later = 0},       {.later = -1},         {.layout = "dp2"},
+                                     {.other_lr = true}, {.precision = "fp32"}, {.restarted = true}};
+    static const char *const items[] = {NULL,       "step",      "layout",
+                                        "training", "precision", "scheduler.num_steps"};
+    static const int failures[] = {0, 1, 1, 1, 1, 2};
+    plan_cell c;
+    plan_cell_make(&c, "1", ASSAY_PRECISION_BF16);
+    for (int i = 0; i < 6; i++) {
+        char dir[256];
+        const parity_header wanted = {
+            .options = &c.options, .batches = &c.batches, .layout = "tp1", .step = 2};
+        copy_checkpoint(c.save, fresh_path(dir, "copy"), &changes[i]);
+        parity_report *r = new_report();
+        must(parity_check_header(dir, "1 -> tp1", &wanted, r));
+        const parity_claim *f = first_failure(r);
+        cr_assert_eq(parity_report_count(r), 6);
+        cr_assert_eq(n_failed(r), failures[i]);
+        if (i > 0)
+            cr_assert(strcmp(f->tensor, items[i]) == 0 && strcmp(f->op, "1 -> tp1") == 0, "%s", f->message);
+        parity_report_destroy(r);
+        remove_path(dir);
+    }
     plan_cell_free(&c);
 }
 
