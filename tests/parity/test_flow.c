@@ -213,3 +213,150 @@ Test(parity_flow, parts_that_several_operations_wrote_are_read_together)
         cr_expect_eq(failures_of_parts(2, 3, 1, 0.0f, k), 1, "rows that nobody wrote");
     }
 }
+
+/* --- states that are written piece by piece ------------------------------------------------------------------- */
+
+/* One operation reads or writes rows [first, first + n) of a tensor [4,2], each element `value`, but `other` in the first row. */
+typedef struct access {
+    const char *op;
+    bool writes;
+    assay_phase phase;
+    int64_t step, microbatch, first, n;
+    float value, other;
+} access_line;
+
+static void write_access(assay_trace_writer *w, const char *name, assay_dtype dtype, const access_line *a,
+                         int number)
+{
+    const int64_t shape[2] = {4, 2};
+    float data[8];
+    double wide[8];
+    char instance[16];
+    snprintf(instance, sizeof instance, "line %d", number);
+    assay_trace_tensor t = tensor_of(name, a->phase, dtype, 2, shape);
+    assay_trace_op op = op_of(a->op, instance, a->phase);
+    t.step = op.step = a->step;
+    t.microbatch = op.microbatch = a->microbatch;
+    must(assay_shard_narrow(&t.shard, 0, a->first, a->n));
+    for (int64_t i = 0; i < 2 * a->n; i++)
+        data[i] = i < 2 ? a->other : a->value, wide[i] = (double)data[i];
+    must(assay_trace_write_tensor(w, &t, dtype == ASSAY_F64 ? (const void *)wide : data));
+    if (a->writes)
+        op_out(&op, "y", t.id);
+    else
+        op_in(&op, "x", t.id);
+    must(assay_trace_write_op(w, &op));
+}
+
+/* Where nothing else is said, the one failure is of line `wrong`; -1: none fails. */
+static void expect_story(const char *name, assay_dtype dtype, const access_line *lines, int n, int wrong,
+                         const char *word)
+{
+    char dir[256], instance[16];
+    assay_model_spec *spec;
+    make_spec(&spec);
+    assay_trace_writer *w = open_writer(fresh_path(dir, "t"), 0, 1, "1");
+    for (int i = 0; i < n; i++) {
+        write_access(w, name, dtype, &lines[i], i);
+        if (i + 1 == n || lines[i + 1].step != lines[i].step)
+            must(assay_trace_end_step(w));
+    }
+    must(assay_trace_writer_close(w));
+    assay_trace_writer_destroy(w);
+    assay_trace *trace = open_trace(dir);
+    parity_report *r = new_report();
+    must(parity_check_flow(trace, spec, r));
+    const parity_claim *f = first_failure(r);
+    snprintf(instance, sizeof instance, "line %d", wrong);
+    cr_expect_eq(n_failed(r), wrong >= 0, "%s: %lld failures", word, (long long)n_failed(r));
+    cr_expect_eq(f != NULL, wrong >= 0, "%s: %s", word, f ? f->message : "nothing found");
+    if (f != NULL && wrong >= 0)
+        cr_expect(strcmp(f->instance, instance) == 0 && strstr(f->message, word), "%s: %s", f->instance,
+                  f->message);
+    parity_report_destroy(r);
+    assay_trace_close(trace);
+    assay_spec_destroy(spec);
+    remove_path(dir);
+}
+
+#define FORWARD ASSAY_PHASE_FORWARD
+#define BACKWARD ASSAY_PHASE_BACKWARD
+#define GRAD ASSAY_PHASE_GRAD
+#define OPTIMIZER ASSAY_PHASE_OPTIMIZER
+
+/* A part that is written behind the whole counts, too: gathered before the update, the whole is one step old. */
+Test(parity_flow, a_later_write_of_a_part_is_not_forgotten)
+{
+    access_line early[] = {{"all_gather", true, OPTIMIZER, 0, -1, 0, 4, 1, 1},
+                           {"adamw", true, OPTIMIZER, 0, -1, 2, 2, 5, 5},
+                           {"linear_fwd", false, FORWARD, 1, 0, 0, 4, 1, 1}};
+    expect_story(weight_name, ASSAY_F32, early, 3, 2, "is not what adamw line 1 wrote");
+    early[2] = (access_line){"linear_fwd", false, FORWARD, 1, 0, 0, 2, 1, 1}; /* rows that it left alone */
+    expect_story(weight_name, ASSAY_F32, early, 3, -1, "");
+    access_line mixed[] = {early[0], early[1], {"linear_fwd", false, FORWARD, 1, 0, 0, 4, 5, 1}};
+    mixed[1].first = 1, mixed[1].n = 3; /* what the rank holds: its own part is new, the others' is old */
+    expect_story(weight_name, ASSAY_F32, mixed, 3, 2, "is what all_gather gathered, and adamw line 1");
+    access_line late[] = {early[1], early[0], {"linear_fwd", false, FORWARD, 1, 0, 0, 4, 1, 1}};
+    expect_story(weight_name, ASSAY_F32, late, 3, -1, "");
+}
+
+/* Two halves, and the whole is read: neither may be what it was. */
+Test(parity_flow, every_half_of_a_state_is_held_to_its_write)
+{
+    access_line halves[] = {{"linear_fwd", false, FORWARD, 0, 0, 0, 4, 1, 1},
+                            {"adamw", true, OPTIMIZER, 0, -1, 0, 1, 7, 7},
+                            {"adamw", true, OPTIMIZER, 0, -1, 1, 3, 5, 5},
+                            {"linear_fwd", false, FORWARD, 1, 0, 0, 4, 5, 7}};
+    expect_story(weight_name, ASSAY_F32, halves, 4, -1, "");
+    halves[3].other = 1; /* the first half is the old one */
+    expect_story(weight_name, ASSAY_F32, halves, 4, 3, "is not what adamw line 1 wrote");
+    halves[3].other = 7, halves[3].value = 1;
+    expect_story(weight_name, ASSAY_F32, halves, 4, 3, "is not what adamw line 2 wrote");
+}
+
+/* Rows that no operation writes must stay what they were, and must have been seen. */
+Test(parity_flow, the_rest_of_a_state_stays_what_it_was)
+{
+    access_line rest[] = {{"linear_fwd", false, FORWARD, 0, 0, 0, 4, 1, 1},
+                          {"adamw", true, OPTIMIZER, 0, -1, 0, 1, 7, 7},
+                          {"linear_fwd", false, FORWARD, 1, 0, 0, 4, 1, 7}};
+    expect_story(weight_name, ASSAY_F32, rest, 3, -1, "");
+    rest[2].value = 2;
+    expect_story(weight_name, ASSAY_F32, rest, 3, 2, "the first observation");
+    rest[2].value = 1;
+    expect_story(weight_name, ASSAY_F32, rest + 1, 2, 1, "of 8 elements that were read no operation");
+    access_line apart[] = {rest[1], {"adamw", false, OPTIMIZER, 0, -1, 1, 3, 1, 1}};
+    expect_story(weight_name, ASSAY_F32, apart, 2, -1, "");
+}
+
+/* One number has a producer as every other has: a factor of the step before is no factor of this step. */
+Test(parity_flow, numbers_and_tables_belong_to_their_step)
+{
+    access_line scale[] = {{"clip_coefficient", true, OPTIMIZER, 0, -1, 0, 4, 1, 1},
+                           {"adamw", false, OPTIMIZER, 1, -1, 0, 4, 1, 1}};
+    expect_story("clip.scale", ASSAY_F64, scale, 2, 1, "no operation of rank 0 wrote clip.scale");
+    scale[1].step = 0;
+    expect_story("clip.scale", ASSAY_F64, scale, 2, -1, "");
+}
+
+/* What sums over ranks have taken is complete: of the step, or of its microbatch. */
+Test(parity_flow, a_gradient_is_not_written_once_it_was_taken)
+{
+    char name[96];
+    snprintf(name, sizeof name, "%s.main_grad", weight_name);
+    access_line late[] = {{"linear_bwd_weight", true, BACKWARD, 0, 0, 0, 4, 1, 1},
+                          {"reduce_scatter", false, GRAD, 0, -1, 0, 4, 1, 1},
+                          {"embedding_bwd", true, BACKWARD, 0, 0, 0, 4, 2, 2}};
+    expect_story(name, ASSAY_F32, late, 3, 2, "is written after reduce_scatter line 1 has read it");
+    late[1].microbatch = 0;
+    expect_story(name, ASSAY_F32, late, 3, 2, "is written after reduce_scatter line 1 has read it");
+    late[2].microbatch = 1; /* every microbatch is reduced by itself */
+    expect_story(name, ASSAY_F32, late, 3, -1, "");
+    late[2].step = 1;
+    late[1].microbatch = -1;
+    expect_story(name, ASSAY_F32, late, 3, -1, "");
+    access_line nobody[] = {{"reduce_scatter", false, GRAD, 0, -1, 0, 4, 0, 0}};
+    expect_story(name, ASSAY_F32, nobody, 1, -1, "");
+    nobody[0].value = 1;
+    expect_story(name, ASSAY_F32, nobody, 1, 0, "expected zeros");
+}
