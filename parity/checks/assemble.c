@@ -1,8 +1,8 @@
 /* Assembling global tensors from what every rank recorded.
  *
  * Shards must tile the global tensor: a global element that nobody holds is a gap, elements that several pieces
- * hold are replicas and must be equal.  Partial pieces are
- * added over their group in double, rows are put in order of their numbers. */
+ * hold are replicas and must be equal.  Partial pieces are added over their group in double, to which every rank of it has a
+ * part; rows are put in order of their numbers. */
 #include "parity/judge/judge.h"
 
 #include <math.h>
@@ -217,7 +217,28 @@ static bool same_group(const parity_index *x, const char *group, int a, int b)
     return false;
 }
 
-/* Sums of one group fill their part of the global tensor; other groups must come to the same sums. */
+/* A sum without the part of one rank is no sum: every rank of the group has a piece, maybe of other elements. */
+static bool group_is_whole(const parity_index *x, const parity_entry *e, parity_result *f)
+{
+    for (int64_t i = 0; x->has_grid && i < e->n; i++) {
+        const assay_trace_tensor *r = e->pieces[i].record;
+        for (int rank = 0; rank < assay_trace_world(x->trace); rank++) {
+            bool has = !same_group(x, r->partial_group, r->rank, rank);
+            for (int64_t j = 0; !has && j < e->n; j++)
+                has = e->pieces[j].record->rank == rank;
+            if (has)
+                continue;
+            f->rank = rank;
+            parity_result_fail(f, "%s: missing part: rank %d, of one group %s with rank %d, has none",
+                               e->name, rank, r->partial_group, r->rank);
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Sums of one group fill their part of the global tensor.  Those of other groups are left alone: ranks that share a head come to the
+ * same sum by other roundings; where a sum over ranks follows, its pieces are shards, and replicas are compared there. */
 static assay_status assemble_partial(const parity_index *x, const parity_entry *e, parity_global *g,
                                      unsigned char *covered, parity_result *f)
 {
@@ -225,6 +246,8 @@ static assay_status assemble_partial(const parity_index *x, const parity_entry *
     double *sum = g->data;
     ASSAY_CHECK(parity_can_decode(first->dtype), ASSAY_UNSUPPORTED, "%s: pieces of dtype %s cannot be added",
                 e->name, assay_dtype_name(first->dtype));
+    if (!group_is_whole(x, e, f))
+        return ASSAY_OK;
     bool *used = calloc((size_t)e->n, sizeof *used);
     ASSAY_CHECK(used, ASSAY_OUT_OF_MEMORY, "%s", e->name);
     for (int64_t i = 0; i < e->n && f->verdict != PARITY_FAIL; i++) {

@@ -138,6 +138,9 @@ typedef struct plan {
 assay_status plan_make(plan *p, const plan_job *job, int rank, int64_t step);
 void plan_destroy(plan *p);
 
+/* plan_kinds.c: whether a record of that name may be a piece of no global tensor. */
+bool plan_may_be_local(const plan *p, const char *name, assay_phase phase);
+
 /* Memory that lives as long as the plan, zeroed; NULL after a failure. */
 void *plan_alloc(plan *p, size_t bytes);
 int64_t *plan_integers(plan *p, int64_t n);

@@ -159,14 +159,19 @@ static int64_t first_malformed(const plan_tensor *w, const assay_trace_tensor *t
     return t->data != NULL || n == 0 ? -1 : 0;
 }
 
-/* An output that claims to be of kind rows, or not to be, against the plan: written into `text`. */
-static bool wrong_kind(const plan_slot *s, const assay_trace_tensor *t, char *text, size_t capacity)
+/* An output that claims to be of kind rows, or not to be, against the plan, and what claims to be a piece of nothing: written into
+ * `text`. */
+static bool wrong_kind(const plan *p, const plan_slot *s, const assay_trace_tensor *t, char *text,
+                       size_t capacity)
 {
     const bool wanted = s->tensor.rows != NULL, found = t->kind == ASSAY_PIECE_ROWS;
-    if (!s->output || wanted == found)
+    if (s->output && wanted != found)
+        snprintf(text, capacity, "expected %s, found kind %s",
+                 wanted ? "kind rows" : "another kind than rows", assay_piece_kind_name(t->kind));
+    else if (t->kind == ASSAY_PIECE_LOCAL && !plan_may_be_local(p, t->name, t->phase))
+        snprintf(text, capacity, "expected a piece of the whole tensor, found kind local");
+    else
         return false;
-    snprintf(text, capacity, "expected %s, found kind %s", wanted ? "kind rows" : "another kind than rows",
-             assay_piece_kind_name(t->kind));
     return true;
 }
 
@@ -232,8 +237,9 @@ static bool wrong_value(const plan_tensor *w, const assay_trace_tensor *t, char 
     return false;
 }
 
-static assay_status compare_tensor(plan_findings *f, const plan_slot *s, const assay_trace *trace,
-                                   const assay_trace_tensor *t, const plan_place *at)
+static assay_status compare_tensor(plan_findings *f, const plan *p, const plan_slot *s,
+                                   const assay_trace *trace, const assay_trace_tensor *t,
+                                   const plan_place *at)
 {
     const plan_tensor *w = &s->tensor;
     const char *word = s->output ? "output" : "input";
@@ -251,7 +257,7 @@ static assay_status compare_tensor(plan_findings *f, const plan_slot *s, const a
     if (t->dtype != w->dtype)
         return plan_fails(f, at, s->slot, "%s %s, %s: expected dtype %s, found %s", word, s->slot, w->name,
                           assay_dtype_name(w->dtype), assay_dtype_name(t->dtype));
-    if (wrong_value(w, t, text, sizeof text) || wrong_kind(s, t, text, sizeof text) ||
+    if (wrong_value(w, t, text, sizeof text) || wrong_kind(p, s, t, text, sizeof text) ||
         wrong_rows(w, trace, t, text, sizeof text))
         return plan_fails(f, at, s->slot, "%s %s, %.120s: %s", word, s->slot, w->name, text);
     return plan_holds(f, at);
@@ -272,7 +278,7 @@ static assay_status compare_slots(plan_findings *f, const plan *p, const plan_op
             planned[s->output][k] = true;
             record = assay_trace_tensor_by_id(t, p->rank, slots[k].tensor);
         }
-        ASSAY_TRY(compare_tensor(f, s, t, record, at));
+        ASSAY_TRY(compare_tensor(f, p, s, t, record, at));
     }
     for (int output = 0; output < 2; output++) {
         const assay_trace_slot *slots = output ? found->outputs : found->inputs;

@@ -437,6 +437,17 @@ static assay_status judge_header(const whole *h, assay_precision wanted)
     return parity_table_merge(h->table, &r);
 }
 
+/* Routing is replayed as it was recorded.  What other people's modules record of it is the map's business. */
+static assay_status judge_choices(const whole *h, const parity_whole_choices *c)
+{
+    parity_result r;
+    if (c->refused.verdict != PARITY_FAIL || assay_trace_is_foreign(h->trace))
+        return ASSAY_OK;
+    start(h, c->refused.tensor, c->refused.phase, c->refused.step, c->refused.microbatch, &r);
+    parity_result_fail(&r, "%s", c->refused.message);
+    return parity_table_merge(h->table, &r);
+}
+
 /* By the operation that makes the tensor in an unsharded step; the header stands before all. */
 static int64_t execution_order(void *user, const parity_claim *c)
 {
@@ -478,6 +489,7 @@ static assay_status check_whole(parity_whole_cache *cache, const assay_trace *t,
         h.r = r;
         h.runs = runs;
         ASSAY_TRY_GOTO(judge_header(&h, precision), st, done);
+        ASSAY_TRY_GOTO(judge_choices(&h, &choice), st, done);
         ASSAY_TRY_GOTO(judge_everything(&h, cache), st, done);
         if (runs == PARITY_WHOLE_RUNS || !parity_table_fails(h.table))
             break;

@@ -37,6 +37,7 @@ typedef struct parity_whole_choices {
     int64_t steps, microbatches, tokens, k;
     int64_t *indices; /* [steps][microbatches][layers][2][tokens][k]; first entry -1: not recorded */
     int64_t count;
+    parity_result refused; /* the first that is recorded and cannot be read; passes: none */
 } parity_whole_choices;
 
 /* How many jumps of a master come together at the most, from the truth's gradients of all steps; 1: each for itself.
@@ -55,7 +56,8 @@ double parity_whole_freedom(double gram[PARITY_WHOLE_RUNS][PARITY_WHOLE_RUNS], i
 assay_status parity_whole_zeros(const parity_index *x, const assay_model_spec *spec, int64_t step,
                                 parity_result *r);
 
-/* From the trace; a choice that is not recorded or malformed is left to the reference.  indices: free(). */
+/* From the trace; a choice that is not recorded or malformed is left to the reference, and so is one that cannot be read, with a
+ * word about it.  indices: free(). */
 assay_status parity_whole_read_choices(const parity_whole_cache *cache, const parity_index *x, int64_t steps,
                                        parity_whole_choices *c);
 /* At least `runs` perturbed ones, from the cache or made now; owned by the cache. */

@@ -76,6 +76,23 @@ static bool look_up(void *user, int64_t step, int64_t microbatch, int64_t layer,
 }
 
 /* Fills one block from the trace; a tensor that cannot be assembled leaves the choice to the reference. */
+/* What is recorded was chosen: the reference must not put its own in the place of it without a word. */
+static void refuse_choice(parity_whole_choices *c, const parity_entry *e, const parity_result *finding,
+                          bool complete)
+{
+    parity_result *r = &c->refused;
+    if (r->verdict == PARITY_FAIL)
+        return;
+    snprintf(r->tensor, sizeof r->tensor, "%s", e->name);
+    r->phase = e->phase;
+    r->step = e->step;
+    r->microbatch = e->microbatch;
+    parity_result_fail(r, "the choice %s is recorded and cannot be read: %.300s", e->name,
+                       complete                      ? "another dtype or number of elements"
+                       : finding->message[0] != '\0' ? finding->message
+                                                     : "it is a piece of no whole tensor");
+}
+
 static assay_status read_choice(parity_whole_choices *c, const parity_index *x, int64_t step,
                                 int64_t microbatch, int64_t layer, ref_routing_map map)
 {
@@ -93,6 +110,8 @@ static assay_status read_choice(parity_whole_choices *c, const parity_index *x, 
     ASSAY_TRY(parity_entry_assemble(x, e, &g, &finding));
     if (g.complete && g.dtype == ASSAY_I64 && g.count == c->tokens * c->k)
         memcpy(to, g.data, (size_t)g.count * sizeof *to);
+    else
+        refuse_choice(c, e, &finding, g.complete);
     parity_global_free(&g);
     return ASSAY_OK;
 }
@@ -120,6 +139,8 @@ assay_status parity_whole_read_choices(const parity_whole_cache *cache, const pa
                                 .microbatches = cache->batches->microbatches,
                                 .tokens = cache->batches->b * cache->batches->s,
                                 .k = m->num_moe_experts > 0 ? m->moe_router_topk : 0};
+    parity_result_init(&c->refused);
+    c->refused.verdict = PARITY_PASS;
     c->count = choice_at(c, steps, 0, 0, REF_ROUTING_CHOICE);
     c->indices = malloc(((size_t)c->count + 1) * sizeof *c->indices);
     ASSAY_CHECK(c->indices, ASSAY_OUT_OF_MEMORY, "routing choices");

@@ -8,7 +8,7 @@ static const char *const kinds[] = {
     "element",        "value",      "swap_rows", "nan",     "poison",     "sign",    "double",    "recompute",
     "substituted",    "expert",     "missing",   "overlap", "arithmetic", "drop_op", "repeat_op", "late_op",
     "shift",          "other_rank", "unreduced", "attr",    "group",      "rewire",  "header",    "row_shift",
-    "row_other_rank", "row_local",  "as_bf16",   "as_f32"};
+    "row_other_rank", "row_local",  "local",     "as_bf16", "as_f32"};
 
 bool parity_mutation_is_known(const char *kind)
 {
@@ -90,11 +90,16 @@ static assay_status copy_tensor(parity_copier *c, int64_t index)
     ASSAY_CHECK(data, ASSAY_OUT_OF_MEMORY, "%s", old->name);
     if (old->bytes > 0)
         memcpy(data, old->data, old->bytes);
-    if (old == c->target_tensor && parity_copier_is(c, "row_local")) {
-        ASSAY_CHECK_GOTO(t.kind == ASSAY_PIECE_ROWS, ASSAY_NOT_FOUND, st, done, "%s: not of kind rows",
-                         t.name);
+    const bool rows = parity_copier_is(c, "row_local");
+    if (old == c->target_tensor && (rows || parity_copier_is(c, "local"))) {
+        ASSAY_CHECK_GOTO(rows ? t.kind == ASSAY_PIECE_ROWS : t.kind != ASSAY_PIECE_LOCAL, ASSAY_NOT_FOUND, st,
+                         done, "%s: of kind %s", t.name, assay_piece_kind_name(t.kind));
+        int64_t shape[ASSAY_MAX_DIMS];
+        memcpy(shape, t.shard.local_shape, sizeof shape);
+        assay_shard_whole(&t.shard, shape, t.shard.ndim);
         t.kind = ASSAY_PIECE_LOCAL;
         t.rows_id = -1;
+        t.partial_group[0] = '\0';
         c->planted = true;
     } else if (old == c->target_tensor && (parity_copier_is(c, "as_bf16") || parity_copier_is(c, "as_f32"))) {
         ASSAY_TRY_GOTO(

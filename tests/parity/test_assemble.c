@@ -121,6 +121,34 @@ Test(parity_assemble, partial_pieces_are_summed_over_their_group)
     remove_path(dir);
 }
 
+/* Without the part of rank 3 the sum of its group is another. */
+Test(parity_assemble, a_sum_lacks_no_rank_of_its_group)
+{
+    char dir[256];
+    fresh_path(dir, "t");
+    for (int rank = 0; rank < 4; rank++) {
+        assay_trace_writer *w = open_writer(dir, rank, 4, "tp2,dp2");
+        const int64_t shape[1] = {2};
+        const float values[2] = {1, 2};
+        assay_trace_tensor t = tensor_of("p", ASSAY_PHASE_FORWARD, ASSAY_F32, 1, shape);
+        t.kind = ASSAY_PIECE_PARTIAL;
+        strcpy(t.partial_group, "tp");
+        if (rank != 3)
+            must(assay_trace_write_tensor(w, &t, values));
+        close_writer(w);
+    }
+    assay_trace *t = open_trace(dir);
+    parity_report *r = new_report();
+    must(parity_check_assemble(t, r));
+    const parity_claim *f = first_failure(r);
+    cr_assert_not_null(f);
+    cr_assert_eq(f->rank, 3);
+    cr_assert(strstr(f->message, "missing part: rank 3"), "%s", f->message);
+    parity_report_destroy(r);
+    assay_trace_close(t);
+    remove_path(dir);
+}
+
 Test(parity_assemble, rows_are_put_where_their_numbers_say)
 {
     char dir[256];

@@ -3,6 +3,7 @@
 #include "parity/checks/plan.h"
 #include "parity/checks/whole.h"
 #include "parity/checks/whole_store.h"
+#include "parity/run/trace_mutate.h"
 #include "tests/support/parity.h"
 #include "tests/support/ref.h"
 #include <fcntl.h>
@@ -44,7 +45,7 @@ static void tear_down(setting *s)
 /* A candidate: the reference itself, rounded as the fp32 recipe rounds. */
 static assay_trace *candidate(setting *s, char dir[256], bool run)
 {
-    json_t *header = json_pack("{s:s, s:s}", "precision", "fp32", "layout", "1");
+    json_t *header = json_pack("{s:s, s:s, s:s}", "engine", "ref", "precision", "fp32", "layout", "1");
     ref_run_config c = {.spec = s->spec, .options = &s->options, .batches = &s->batches};
     assay_parallel_config p;
     ref_run_result result;
@@ -101,6 +102,29 @@ Test(parity_whole, rounding_alone_passes_and_is_measured)
     cr_assert_eq(result_of(r, "output_layer.y")->verdict, PARITY_PASS);
     parity_report_destroy(r);
     assay_trace_close(t);
+    remove_path(dir);
+    tear_down(&s);
+}
+
+/* A choice that no whole tensor can be made of is not replaced by the reference's own. */
+Test(parity_whole, a_choice_that_cannot_be_read_fails)
+{
+    setting s;
+    char dir[256], other[256];
+    set_up(&s);
+    assay_trace *t = candidate(&s, dir, true);
+    parity_mutation m = {
+        .kind = "local", .instance = "decoder.layers.0.mlp.router.indices", .step = 0, .microbatch = 0};
+    must(parity_trace_mutate(t, fresh_path(other, "m"), &m));
+    assay_trace *changed = open_trace(other);
+    parity_report *r = judge(&s, changed);
+    const parity_claim *x = result_of(r, "decoder.layers.0.mlp.router.indices");
+    cr_assert_eq(x->verdict, PARITY_FAIL);
+    cr_assert(strstr(x->message, "recorded and cannot be read"), "%s", x->message);
+    parity_report_destroy(r);
+    assay_trace_close(changed);
+    assay_trace_close(t);
+    remove_path(other);
     remove_path(dir);
     tear_down(&s);
 }
