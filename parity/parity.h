@@ -162,9 +162,10 @@ assay_status parity_exact_request(const char *dir, int world, const char *act_dt
 assay_status parity_widths_request(const char *dir, const char *act_dtype);
 assay_status parity_check_exact(const char *request_dir, const char *answer_dir, bool every_rung,
                                 parity_report *report);
-/* The same where some records need no answer: those that `taken` denies are not judged. */
+/* The same where some records need no answer: those that `taken` denies are not judged.  theirs: by a library or a Python function, for
+ * which the caller made the tensors; an engine, of whatever name, is held to the operations' rows. */
 typedef bool (*parity_exact_taken)(const void *user, const assay_trace *request, const assay_trace_op *asked);
-assay_status parity_check_exact_taken(const char *request_dir, const char *answer_dir,
+assay_status parity_check_exact_taken(const char *request_dir, const char *answer_dir, bool theirs,
                                       parity_exact_taken taken, const void *user, parity_report *report);
 /* plan.c: every operation of every rank, step and microbatch with its inputs, attributes, integer tensors and
  * partners (docs/OPS.md section 9), expected from what the run was asked for: the trace is only compared.

@@ -177,7 +177,7 @@ static assay_status judge(campaign *c, const char *request, const char *path)
     parity_report *report = NULL;
     assay_status st = ASSAY_OK;
     ASSAY_TRY(parity_report_create(&report));
-    ASSAY_TRY_GOTO(parity_check_exact_taken(request, path, NULL, NULL, report), st, done);
+    ASSAY_TRY_GOTO(parity_check_exact_taken(request, path, false, NULL, NULL, report), st, done);
     for (int64_t i = 0; i < parity_report_count(report); i++) {
         const parity_claim *r = parity_report_at(report, i);
         char text[PARITY_TEXT + 160];

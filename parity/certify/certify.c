@@ -281,16 +281,16 @@ static assay_status judge_dtype(const char *work, const char *act, certify_resul
         path_of(other, work, "threads", act);
         return certify_judge_bits(answer, other, CERTIFY_THREADS, r, 1);
     }
-    ASSAY_TRY(certify_judge(request, answer, shapes, CERTIFY_TRIALS, r, 1));
+    ASSAY_TRY(certify_judge(request, answer, true, shapes, CERTIFY_TRIALS, r, 1));
     path_of(other, work, "second", act);
     if (access(other, F_OK) == 0)
-        ASSAY_TRY(certify_judge(request, other, shapes, CERTIFY_TRIALS, r, 1));
+        ASSAY_TRY(certify_judge(request, other, true, shapes, CERTIFY_TRIALS, r, 1));
     path_of(other, work, "shadow", act);
     if (access(other, F_OK) == 0)
-        ASSAY_TRY(certify_judge(request, other, shapes, CERTIFY_SHADOW, r, 1));
+        ASSAY_TRY(certify_judge(request, other, true, shapes, CERTIFY_SHADOW, r, 1));
     path_of(other, work, "late", act);
     if (access(other, F_OK) == 0)
-        ASSAY_TRY(certify_judge(request, other, shapes, CERTIFY_STREAM, r, 1));
+        ASSAY_TRY(certify_judge(request, other, true, shapes, CERTIFY_STREAM, r, 1));
     return ASSAY_OK;
 }
 

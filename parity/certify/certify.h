@@ -122,9 +122,9 @@ typedef struct certify_result {
     double seconds;
 } certify_result;
 /* An answer beside its request; shapes: of the description, NULL: all.  only: the trial that gets everything (SHADOW, THREADS),
- * CERTIFY_TRIALS: by what the record is. */
-assay_status certify_judge(const char *request, const char *answer, const char *shapes, certify_trial only,
-                           certify_result *results, int n_results);
+ * CERTIFY_TRIALS: by what the record is.  theirs: of a library or a Python function, not of an engine. */
+assay_status certify_judge(const char *request, const char *answer, bool theirs, const char *shapes,
+                           certify_trial only, certify_result *results, int n_results);
 /* Outputs of two answers bit for bit. */
 assay_status certify_judge_bits(const char *a, const char *b, certify_trial which, certify_result *results,
                                 int n_results);

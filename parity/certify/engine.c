@@ -164,7 +164,7 @@ static assay_status try_dtype(const engine_trial *t, const char *sha, const cert
     engine_path(first, t, "answer");
     if (!t->ahead)
         ASSAY_TRY(engine_answer(t, "request", "answer", NULL, t->o->limit));
-    ASSAY_TRY(certify_judge(request, first, NULL, CERTIFY_TRIALS, t->results, t->n));
+    ASSAY_TRY(certify_judge(request, first, false, NULL, CERTIFY_TRIALS, t->results, t->n));
     ASSAY_TRY(engine_try_places(t));
     ASSAY_TRY(engine_try_orders(t));
     ASSAY_TRY(engine_try_rows(t));

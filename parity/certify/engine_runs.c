@@ -142,7 +142,7 @@ static assay_status try_unaligned(const engine_trial *t, bool *elsewhere)
     ASSAY_TRY(compare(&unaligned, "unaligned"));
     for (int i = 0; i < t->n; i++)
         if (elsewhere[i])
-            ASSAY_TRY(certify_judge(request, answer, NULL, CERTIFY_TRIALS, &t->results[i], 1));
+            ASSAY_TRY(certify_judge(request, answer, false, NULL, CERTIFY_TRIALS, &t->results[i], 1));
     return ASSAY_OK;
 }
 

@@ -157,8 +157,8 @@ static bool is_taken(const void *user, const assay_trace *request, const assay_t
     return true;
 }
 
-assay_status certify_judge(const char *request, const char *answer, const char *shapes, certify_trial only,
-                           certify_result *results, int n_results)
+assay_status certify_judge(const char *request, const char *answer, bool theirs, const char *shapes,
+                           certify_trial only, certify_result *results, int n_results)
 {
     parity_report *report = NULL;
     assay_status st = ASSAY_OK;
@@ -166,7 +166,7 @@ assay_status certify_judge(const char *request, const char *answer, const char *
     filter f = {.shapes = shapes, .results = results, .n = n_results};
     ASSAY_TRY(assay_dtype_from_name(act, &f.act));
     ASSAY_TRY(parity_report_create(&report));
-    ASSAY_TRY_GOTO(parity_check_exact_taken(request, answer, is_taken, &f, report), st, done);
+    ASSAY_TRY_GOTO(parity_check_exact_taken(request, answer, theirs, is_taken, &f, report), st, done);
     for (int64_t i = 0; i < parity_report_count(report); i++) {
         const parity_claim *r = parity_report_at(report, i);
         certify_result *into = result_of(results, n_results, r->op);

@@ -404,7 +404,7 @@ static assay_status try_dtype(const certify_options *o, const char *work, const 
         ASSAY_TRY(check_outputs(child[0].answer, dtype, out));
     if (out->board.trial[CERTIFY_ACCEPTS].bad > 0)
         return ASSAY_OK;
-    ASSAY_TRY(certify_judge(child[0].request, child[0].answer, NULL, CERTIFY_TRIALS, out, 1));
+    ASSAY_TRY(certify_judge(child[0].request, child[0].answer, true, NULL, CERTIFY_TRIALS, out, 1));
     return certify_judge_bits(child[0].answer, child[1].answer, CERTIFY_THREADS, out, 1);
 }
 

@@ -20,7 +20,7 @@ typedef struct exact {
     parity_result base;
     parity_scales scales;
     parity_exact_taken taken; /* NULL: every record has to be answered */
-    bool of_certify;          /* asked by certify, which tries others' kernels, too */
+    bool theirs;              /* certify's own child made the tensors for a library or a Python function */
     const void *user;
 } exact;
 
@@ -200,15 +200,9 @@ static bool same_call(const exact *x, const assay_trace_op *asked, const assay_t
     return r->verdict == PARITY_PASS;
 }
 
-/* What certify tries and is none of our engines: a library's or a Python function's outputs are the tensors that its child made for the call, or
- * has looked at, shadows among them, and what it declares is its own. */
-static bool is_under_trial(const exact *x)
-{
-    return x->of_certify && assay_trace_is_foreign(x->answer);
-}
-
 /* Dtypes and shapes of outputs are the row's for the activations that were asked for: values are compared rounded to the type in which they are
- * answered.  So is the dtype of attention's probabilities, which widens the bound: the activations' or F32. */
+ * answered.  What certify's child made for a call is the row's already, or was looked at, shadows among it, and what a library declares is its
+ * own; an engine is held to the row, whatever it calls itself.  So is the dtype of attention's probabilities, which widens the bound: the activations' or F32. */
 static assay_status check_row(const exact *x, const assay_trace_op *asked, const assay_trace_op *op,
                               parity_result *r)
 {
@@ -217,7 +211,7 @@ static assay_status check_row(const exact *x, const assay_trace_op *asked, const
     const char *act_name = json_string_value(json_object_get(asked->attrs, "act")),
                *p_dtype = json_string_value(json_object_get(op->attrs, "p_dtype"));
     assay_dtype act = ASSAY_DTYPE_COUNT;
-    if (row == NULL || is_under_trial(x))
+    if (row == NULL || x->theirs)
         return ASSAY_OK;
     if (act_name != NULL)
         ASSAY_TRY(assay_dtype_from_name(act_name, &act));
@@ -392,11 +386,11 @@ done:
 
 enum { ONE_RUNG, EVERY_RUNG, EITHER };
 
-static assay_status check(const char *request_dir, const char *answer_dir, int rungs,
+static assay_status check(const char *request_dir, const char *answer_dir, int rungs, bool theirs,
                           parity_exact_taken taken, const void *user, parity_report *report)
 {
     assay_status st = ASSAY_OK;
-    exact x = {.taken = taken, .of_certify = rungs == EITHER, .user = user};
+    exact x = {.taken = taken, .theirs = theirs, .user = user};
     assay_trace *request = NULL, *answer = NULL;
     parity_result_init(&x.base);
     ASSAY_TRY_GOTO(assay_trace_open(&request, request_dir, true), st, done);
@@ -435,11 +429,11 @@ done:
 assay_status parity_check_exact(const char *request_dir, const char *answer_dir, bool every_rung,
                                 parity_report *report)
 {
-    return check(request_dir, answer_dir, every_rung ? EVERY_RUNG : ONE_RUNG, NULL, NULL, report);
+    return check(request_dir, answer_dir, every_rung ? EVERY_RUNG : ONE_RUNG, false, NULL, NULL, report);
 }
 
-assay_status parity_check_exact_taken(const char *request_dir, const char *answer_dir,
+assay_status parity_check_exact_taken(const char *request_dir, const char *answer_dir, bool theirs,
                                       parity_exact_taken taken, const void *user, parity_report *report)
 {
-    return check(request_dir, answer_dir, EITHER, taken, user, report);
+    return check(request_dir, answer_dir, EITHER, theirs, taken, user, report);
 }

@@ -60,4 +60,9 @@ falters) # the first run in bf16 answers and ends badly
     }
     ;;
 esac
-answer
+answer || exit
+# Under another name the engine says that it stores intermediate results, which would widen its own bounds.
+if [[ $PLANT == renamed && -e $out/index.json ]]; then
+    sed -i 's/"engine": *"sim"/"engine":"mine"/' "$out/index.json"
+    sed -i 's/"arith":{/"arith":{"rounding":["scores"],/' "$out"/*.jsonl
+fi

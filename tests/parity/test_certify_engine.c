@@ -76,6 +76,15 @@ Test(certify_engine, a_number_of_another_alignment_is_named)
     cli_free(&r);
 }
 
+/* An engine is held to the rows and to its own declarations under any name: what a library may say of itself is no way around. */
+Test(certify_engine, an_engine_of_another_name_is_judged_as_one)
+{
+    cli_result r = try_planted("renamed", "rmsnorm_fwd");
+    cr_expect_eq(r.code, 1, "exit code %d\n%s%s", r.code, r.out, r.err);
+    cr_expect(strstr(r.out, "stores an intermediate result") != NULL, "%s", r.out);
+    cli_free(&r);
+}
+
 /* --- what is asked ------------------------------------------------------------------------------------------- */
 
 /* An engine ends at the first call that its row refuses, and answers none behind it. */
