@@ -200,12 +200,12 @@ static assay_status router_aux_loss(const gpu_work *w)
     ASSAY_TRY(gpu_check_tensor(op, "losses", losses, ASSAY_F32, ASSAY_F32));
     ASSAY_TRY(gpu_check_tensor(op, "score_sums", score_sums, ASSAY_F32, ASSAY_F32));
     ASSAY_TRY(gpu_check_tensor(op, "tokens_per_expert", tokens_per_expert, ASSAY_I64, ASSAY_I64));
-    if (z_sum.data != nullptr)
+    if (gpu_tensor_present(z_sum))
         ASSAY_TRY(gpu_check_tensor(op, "z_sum", z_sum, ASSAY_F32, ASSAY_F32));
     const int64_t cells = gpu_tensor_count(score_sums), experts = gpu_tensor_cols(score_sums);
     ASSAY_TRY(gpu_check_count(op, "losses", losses, 2));
     ASSAY_TRY(gpu_check_count(op, "tokens_per_expert", tokens_per_expert, cells));
-    if (z_sum.data != nullptr)
+    if (gpu_tensor_present(z_sum))
         ASSAY_TRY(gpu_check_count(op, "z_sum", z_sum, 1));
     ASSAY_TRY(aux_check_group(op, d));
     GPU_LAUNCHED(GPU_LAUNCH_NO_BARRIER(aux_loss_k0, dim3(1), dim3(1), 0, w->stream, (float *)losses.data,
