@@ -145,84 +145,6 @@ json_t *certify_machine(const char *tier)
                      cpu, "device", "driver", "toolkit", "probe");
 }
 
-static void untried(json_t *list, const char *text)
-{
-    json_array_append_new(list, json_string(text));
-}
-
-static bool has_flag(const json_t *subject, const char *flag)
-{
-    const json_t *flags = json_object_get(json_object_get(subject, "description"), "flags");
-    for (size_t i = 0; i < json_array_size(flags); i++)
-        if (strcmp(json_string_value(json_array_get(flags, i)), flag) == 0)
-            return true;
-    return false;
-}
-
-/* What no collective has. */
-static bool of_rows(certify_trial t)
-{
-    return t == CERTIFY_BATCH || t == CERTIFY_STRIDES || t == CERTIFY_SHADOW;
-}
-
-static void list_untried(certify_result *r, const char *tier)
-{
-    static const struct {
-        certify_trial trial;
-        const char *text;
-    } rows[] = {
-        {CERTIFY_EXACT, "lattice inputs: there are none for this operation"},
-        {CERTIFY_SPECIAL, "NaN and infinities"},
-        {CERTIFY_THREADS, "other numbers of threads: the description does not say deterministic"},
-        {CERTIFY_BATCH, "batch invariance: not declared, or no output has rows of its own"},
-        {CERTIFY_WORKSPACE, "workspace: the kernel asks for none"},
-        {CERTIFY_STRIDES, "rows with gaps: not declared, a call with them has to be refused"},
-        {CERTIFY_IN_PLACE, "outputs in an input's memory: not declared"},
-        {CERTIFY_SHADOW, "F32 shadows: not declared"},
-        {CERTIFY_SIMULATOR, "barriers, races and masks: the library has no kernels for the simulator"},
-        {CERTIFY_STREAM, "stream order: tensors lie in host memory"},
-    };
-    char text[256];
-    const json_t *description = json_object_get(r->subject, "description");
-    r->not_tried = json_array();
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-        if (r->board.trial[rows[i].trial].calls == 0 && !(r->op->collective && of_rows(rows[i].trial)))
-            untried(r->not_tried, rows[i].text);
-    if (r->op->collective)
-        untried(r->not_tried,
-                "ranks that really run at once: they take turns where they call the communicator; "
-                "a real network, memory order between devices");
-    if (!has_flag(r->subject, "deterministic"))
-        untried(r->not_tried, "equal bits from run to run: not declared");
-    for (int m = 0; m < PARITY_MODE_COUNT; m++)
-        if (parity_data_mode_refusal(r->op->name, (parity_data_mode)m) != NULL) {
-            snprintf(text, sizeof text, "%s data: %s", parity_data_mode_name((parity_data_mode)m),
-                     parity_data_mode_refusal(r->op->name, (parity_data_mode)m));
-            untried(r->not_tried, text);
-        }
-    if (r->board.refused > 0) {
-        snprintf(text, sizeof text,
-                 "%lld calls outside the declared shapes: tried for their error code alone",
-                 (long long)r->board.refused);
-        untried(r->not_tried, text);
-    }
-    if (r->board.trial[CERTIFY_STREAM].calls > 0 &&
-        !json_is_true(json_object_get(description, "asynchronous")))
-        untried(r->not_tried, "whether run() waits for more than it has to: it is done when it returns");
-    if (strcmp(tier, "gpu") != 0)
-        untried(r->not_tried,
-                "a real device: its arithmetic, memory order, streams and timing; compute-sanitizer");
-    else if (r->board.trial[CERTIFY_SANITIZER].calls == 0)
-        untried(r->not_tried, "compute-sanitizer (not found in PATH)");
-    if (r->throughput != NULL)
-        return;
-    snprintf(text, sizeof text, "throughput: %s",
-             strcmp(tier, "sim") == 0    ? "the simulator's times say nothing about a device"
-             : strcmp(tier, "host") == 0 ? "tensors lie in host memory; it is measured on a device alone"
-                                         : r->no_throughput);
-    untried(r->not_tried, text);
-}
-
 /* --- the trial --------------------------------------------------------------------------------------------------- */
 static assay_status read_description(const certify_options *o, const char *work, certify_result *out)
 {
@@ -356,7 +278,7 @@ static assay_status try_library(const certify_options *o, const char *work, cert
     out->plan = (certify_plan){.op = out->op->name, .seeds = o->seeds};
     ASSAY_TRY(ask_library(work, out));
     ASSAY_TRY(certify_run_child(o, work, "trial", board));
-    const bool done = board->done != 0, deterministic = has_flag(out->subject, "deterministic");
+    const bool done = board->done != 0, deterministic = certify_has_flag(out->subject, "deterministic");
     if (done && deterministic)
         ASSAY_TRY(certify_run_child(o, work, "threads", board));
     const json_t *description = json_object_get(out->subject, "description");
@@ -415,7 +337,7 @@ assay_status certify_library(const certify_options *o, const char *work, certify
     certify_free_board(board);
     ASSAY_TRY(st);
     ASSAY_TRY(find_where(o, work, out));
-    list_untried(out, json_string_value(json_object_get(out->where, "tier")));
+    certify_list_untried(out, json_string_value(json_object_get(out->where, "tier")));
     out->seconds = assay_monotonic_s() - start;
     return ASSAY_OK;
 }

@@ -121,6 +121,11 @@ typedef struct certify_result {
     int64_t calls; /* records that were asked for */
     double seconds;
 } certify_result;
+/* untried.c: a line for each of these trials that no call came to, for those that have no sentence of their own. */
+void certify_add_uncalled(json_t *list, const certify_result *r, const certify_trial *trials, size_t n);
+/* r->not_tried of a library. */
+void certify_list_untried(certify_result *r, const char *tier);
+bool certify_has_flag(const json_t *subject, const char *flag);
 /* An answer beside its request; shapes: of the description, NULL: all.  only: the trial that gets everything (SHADOW, THREADS),
  * CERTIFY_TRIALS: by what the record is.  theirs: of a library or a Python function, not of an engine. */
 assay_status certify_judge(const char *request, const char *answer, bool theirs, const char *shapes,

@@ -127,6 +127,12 @@ static json_t *untried(const char *tier, const assay_op *op, const certify_resul
                               json_string("barriers, races and masks: it did not run in the simulator"));
     if (r->board.trial[CERTIFY_EXACT].calls == 0)
         json_array_append_new(list, json_string("lattice inputs: there are none for this operation"));
+    static const certify_trial always[] = {
+        CERTIFY_CRASH,     CERTIFY_TIME,      CERTIFY_ACCEPTS, CERTIFY_GUARDS,  CERTIFY_PROBE,
+        CERTIFY_INPUTS,    CERTIFY_WRITTEN,   CERTIFY_LOCAL,   CERTIFY_SPECIAL, CERTIFY_REPEAT,
+        CERTIFY_WORKSPACE, CERTIFY_ARGUMENTS, CERTIFY_THREADS};
+    const size_t n_always = sizeof always / sizeof *always;
+    certify_add_uncalled(list, r, always, strcmp(tier, "sim") == 0 ? n_always : n_always - 1);
     for (int m = 0; m < PARITY_MODE_COUNT; m++)
         if (parity_data_mode_refusal(op->name, (parity_data_mode)m) != NULL) {
             snprintf(text, sizeof text, "%s data: %s", parity_data_mode_name((parity_data_mode)m),

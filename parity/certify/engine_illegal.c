@@ -246,7 +246,18 @@ static void break_call(breakages *b)
 
 /* --- records ---------------------------------------------------------------------------------------------------------- */
 
-/* Every input has elements: an empty one allows more. */
+/* Whether the row says a number for dimension d: one element has to be one. */
+static bool is_constant(const assay_op_slot *row, int d)
+{
+    const char *p = row->shape;
+    for (; d > 0 && p != NULL; d--) {
+        p = strchr(p, ',');
+        p = p != NULL ? p + 1 : NULL;
+    }
+    return p != NULL && *p >= '0' && *p <= '9' && (p[1] == '\0' || p[1] == ',');
+}
+
+/* Every input has elements, and two where it may have them: fewer allow more. */
 static bool is_full(const assay_trace *request, const assay_trace_op *op, uint64_t *slots)
 {
     *slots = 0;
@@ -256,7 +267,7 @@ static bool is_full(const assay_trace *request, const assay_trace_op *op, uint64
         if (t == NULL || row == NULL || t->bytes == 0)
             return false;
         for (int d = 0; d < t->shard.ndim; d++)
-            if (t->shard.local_shape[d] < 2)
+            if (t->shard.local_shape[d] < 2 && !(t->shard.ndim == dimensions_of(row) && is_constant(row, d)))
                 return false;
         *slots |= 1ull << (row - assay_op_find(op->op)->slots);
     }

@@ -428,6 +428,10 @@ static void list_untried(certify_result *out)
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (out->board.trial[rows[i].trial].calls == 0)
             json_array_append_new(out->not_tried, json_string(rows[i].text));
+    static const certify_trial always[] = {CERTIFY_CRASH,   CERTIFY_TIME,  CERTIFY_ACCEPTS, CERTIFY_INPUTS,
+                                           CERTIFY_WRITTEN, CERTIFY_EXACT, CERTIFY_LOCAL,   CERTIFY_REPEAT,
+                                           CERTIFY_THREADS, CERTIFY_STATE};
+    certify_add_uncalled(out->not_tried, out, always, sizeof always / sizeof *always);
     for (size_t i = 0; i < sizeof never / sizeof *never; i++)
         json_array_append_new(out->not_tried, json_string(never[i]));
     const char *tier = json_string_value(json_object_get(out->where, "tier"));

@@ -2,6 +2,7 @@
 #include "parity/certify/certify.h"
 #include "tests/support/certify.h"
 
+#include <string.h>
 #include <sys/stat.h>
 
 #define EXAMPLES ASSAY_KERNELS
@@ -266,4 +267,47 @@ Test(certify, engine)
                   strstr(r.out, "\"order\":\"none\"") != NULL,
               "%s", r.out);
     cli_free(&r);
+}
+
+static bool says(const json_t *list, const char *text)
+{
+    bool found = false;
+    for (size_t i = 0; i < json_array_size(list); i++)
+        found = found || strcmp(json_string_value(json_array_get(list, i)), text) == 0;
+    return found;
+}
+
+/* What was declared and never met a call is not called undeclared, and a trial without calls has a line. */
+Test(certify, what_was_not_tried_is_said_as_it_is)
+{
+    static const struct {
+        const char *flag, *undeclared, *declared;
+    } rows[] = {{"row_strides", "rows with gaps: not declared, a call with them has to be refused",
+                 "rows with gaps: declared, and no call has two rows to put one between"},
+                {"batch_invariant", "batch invariance: not declared",
+                 "batch invariance: declared, and no output has rows of its own"},
+                {"shadow", "F32 shadows: not declared",
+                 "F32 shadows: declared, and no call has an output that has one"},
+                {"in_place", "outputs in an input's memory: not declared",
+                 "outputs in an input's memory: declared, and no call has an output of as many bytes"}};
+    for (int declares = 0; declares < 2; declares++) {
+        certify_result r = {.op = assay_op_find("rmsnorm_fwd")};
+        json_t *flags = json_array();
+        for (size_t i = 0; i < sizeof rows / sizeof *rows && declares; i++)
+            json_array_append_new(flags, json_string(rows[i].flag));
+        r.subject =
+            json_pack("{s:{s:o, s:s}}", "description", "flags", flags, "in_place", declares ? "y=x" : "");
+        r.board.trial[CERTIFY_LOCAL].calls = 1;
+        certify_list_untried(&r, "host");
+        for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+            cr_expect(says(r.not_tried, rows[i].undeclared) == !declares, "%s", rows[i].undeclared);
+            cr_expect(says(r.not_tried, rows[i].declared) == (declares == 1), "%s", rows[i].declared);
+        }
+        cr_expect(says(r.not_tried, "arguments: no call came to this trial"));
+        cr_expect(says(r.not_tried, "written: no call came to this trial"));
+        cr_expect(!says(r.not_tried, "local: no call came to this trial"));
+        cr_expect(!says(r.not_tried, "messages: no call came to this trial"), "of collectives alone");
+        json_decref(r.not_tried);
+        json_decref(r.subject);
+    }
 }

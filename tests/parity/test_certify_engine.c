@@ -122,3 +122,10 @@ Test(certify_engine, any_nan_is_a_nan_at_another_alignment)
 {
     expect_certified("grouped_linear_bwd_weight", "repeat");
 }
+
+/* An input that has one element by the table is broken as others are: a call with it had no illegal one, or only those without it. */
+Test(certify_engine, inputs_of_one_element_are_broken)
+{
+    expect_certified("clip_coefficient", "arguments");
+    expect_certified("router_aux_loss", "arguments");
+}
