@@ -31,6 +31,23 @@ Test(run_engines, an_engine_that_writes_nothing_is_no_success)
     cli_free(&r);
 }
 
+/* A trace without operations: what follows operations has nothing to say, and that is no pass beside what other checks say. */
+Test(run_engines, a_check_without_a_claim_is_a_skip)
+{
+    static const char body[] =
+        "#!/bin/sh\n" ASSAY_BIN_DIR
+        "/assay-sim \"$@\" || exit\nfor w in \"$@\"; do case $w in --trace=*) sed -i "
+        "-e '/\"type\":\"op\"/d' -e 's/\"ops\":[0-9]*/\"ops\":0/' \"${w#--trace=}\"/*.jsonl ;; esac; done\n";
+    cli_write_text(cli_file("mute"), body);
+    cr_assert_eq(chmod(cli_file("mute"), 0700), 0);
+    cli_result r = cli_run("run --engine-program %s --quiet --layout 1 --variant fastest --check flow "
+                           "--report rep case.json",
+                           cli_file("mute"));
+    cr_expect_eq(r.code, 2, "%s%s", r.out, r.err);
+    cr_expect(strstr(r.out, "could not be checked: the check made no claim") != NULL, "%s%s", r.out, r.err);
+    cli_free(&r);
+}
+
 /* A machine that has the toolkit and no device: the reason is told once, where the engine is chosen. */
 Test(run_engines, an_engine_without_a_device_does_not_shout)
 {
