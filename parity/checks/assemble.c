@@ -217,11 +217,14 @@ static bool same_group(const parity_index *x, const char *group, int a, int b)
     return false;
 }
 
-/* A sum without the part of one rank is no sum: every rank of the group has a piece, maybe of other elements. */
+/* A sum without the part of one rank is no sum: every rank of the group has a piece, maybe of other elements.  Of the world those are
+ * meant that hold the same part, and who does is not known here. */
 static bool group_is_whole(const parity_index *x, const parity_entry *e, parity_result *f)
 {
     for (int64_t i = 0; x->has_grid && i < e->n; i++) {
         const assay_trace_tensor *r = e->pieces[i].record;
+        if (strcmp(r->partial_group, assay_group_name(ASSAY_GROUP_WORLD)) == 0)
+            continue;
         for (int rank = 0; rank < assay_trace_world(x->trace); rank++) {
             bool has = !same_group(x, r->partial_group, r->rank, rank);
             for (int64_t j = 0; !has && j < e->n; j++)

@@ -34,6 +34,8 @@ static const char *const of_a_rank[] = {"loss.stats.stats",
                                         NULL};
 /* A gradient before its sum over ranks. */
 static const char *const of_sums[] = {"*.main_grad", NULL};
+/* The same before the sum over ranks that share key heads: no other has the rows in front of those. */
+static const char *const of_shared_rows[] = {"*.main_grad.dp_sum", NULL};
 /* Heads change places for whole sequences. */
 static const char *const of_heads[] = {"*.self_attention.pack_[qkv].y", "*.self_attention.pack_[qkv].y.grad",
                                        "*.self_attention.a2a_o.recv", "*.self_attention.a2a_o.recv.grad",
@@ -48,7 +50,8 @@ static const char *const of_cut_experts[] = {
 bool plan_may_be_local(const plan *p, const char *name, assay_phase phase)
 {
     const bool sums = phase == ASSAY_PHASE_BACKWARD || phase == ASSAY_PHASE_GRAD;
-    return among(of_a_rank, name) || (sums && among(of_sums, name)) ||
+    const bool kv = p->job->grid->size[ASSAY_AXIS_KV] > 1;
+    return among(of_a_rank, name) || (sums && among(of_sums, name)) || (kv && among(of_shared_rows, name)) ||
            (p->job->grid->p.context_parallel_size > 1 && among(of_heads, name)) ||
            (p->job->grid->p.tensor_model_parallel_size > 1 && among(of_shared_heads, name)) ||
            ((p->etp > 1 || plan_gathers_tokens(p)) && among(of_cut_experts, name));
