@@ -124,10 +124,12 @@ int64_t parity_report_count(const parity_report *r);
 /* Valid until something is added; its texts are the report's.  NULL: there is none. */
 const parity_claim *parity_report_at(const parity_report *r, int64_t i);
 /* Which part of which run the results are: part `shard` of `shards`; run: what it was asked for, in short ("" : no run of
- * `assay run`). */
+ * `assay run`).  Parts of one run come from one engine and one judge. */
 typedef struct parity_origin {
     char run[ASSAY_HASH_HEX];
     int shard, shards;
+    char engine[ASSAY_SHA256_HEX]; /* SHA-256 of the engine's program */
+    char judge[ASSAY_SHA256_HEX];  /* of the judge's sources */
 } parity_origin;
 void parity_report_set_origin(parity_report *r, const parity_origin *origin);
 const parity_origin *parity_report_origin(const parity_report *r);

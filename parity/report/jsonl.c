@@ -81,6 +81,8 @@ static void put_end(assay_json_text *t, const parity_report *r)
     assay_json_text_put_string(t, "run", origin->run);
     assay_json_text_put_integer(t, "shard", origin->shard);
     assay_json_text_put_integer(t, "shards", origin->shards);
+    assay_json_text_put_string(t, "engine_program", origin->engine);
+    assay_json_text_put_string(t, "judge_sources", origin->judge);
     assay_json_text_put_integer(t, "passed", passed);
     assay_json_text_put_integer(t, "failed", failed);
     assay_json_text_put_integer(t, "skipped", skipped);
@@ -213,6 +215,8 @@ static assay_status check_end(const json_t *o, const char *what, const int64_t f
     ASSAY_TRY(assay_json_get_string(o, "run", true, what, origin->run, sizeof origin->run));
     ASSAY_TRY(assay_json_get_i64(o, "shard", true, 1, INT32_MAX, what, &shard));
     ASSAY_TRY(assay_json_get_i64(o, "shards", true, shard, INT32_MAX, what, &shards));
+    ASSAY_TRY(assay_json_get_string(o, "engine_program", true, what, origin->engine, sizeof origin->engine));
+    ASSAY_TRY(assay_json_get_string(o, "judge_sources", true, what, origin->judge, sizeof origin->judge));
     for (int k = 0; k < 3; k++) {
         ASSAY_TRY(assay_json_get_i64(o, names[k], true, 0, INT64_MAX, what, &said[k]));
         ASSAY_CHECK(said[k] == found[k], ASSAY_MISMATCH, "%s: %s: expected %lld results, found %lld", what,

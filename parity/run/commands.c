@@ -243,8 +243,23 @@ int parity_main_replay(int argc, char **argv)
     return st == ASSAY_OK ? code : fail("assay replay");
 }
 
-/* Adds a shard, a results.jsonl or its folder; part [i-1] becomes the argument that holds part i of the run. */
-static assay_status add_shard(parity_report *report, const char *path, parity_origin *run, const char **part)
+/* A version is that of many builds: results of an engine that was broken, or repaired, between two parts are no run. */
+static assay_status check_builds(const char *path, const parity_origin *here, const char *other,
+                                 const parity_origin *run)
+{
+    ASSAY_CHECK(here->engine[0] != '\0' && strcmp(here->engine, run->engine) == 0, ASSAY_MISMATCH,
+                "%s: results of the engine program of SHA-256 %.16s..., those of %s are of %.16s...", path,
+                here->engine, other, run->engine);
+    ASSAY_CHECK(here->judge[0] != '\0' && strcmp(here->judge, run->judge) == 0, ASSAY_MISMATCH,
+                "%s: judged by an assay whose sources have SHA-256 %.16s..., %s by one of %.16s...", path,
+                here->judge, other, run->judge);
+    return ASSAY_OK;
+}
+
+/* Adds a shard, a results.jsonl or its folder; part [i-1] becomes the argument that holds part i of the run.  first: the argument in
+ * front of all. */
+static assay_status add_shard(parity_report *report, const char *path, const char *first, parity_origin *run,
+                              const char **part)
 {
     char inside[ASSAY_PATH + 32];
     struct stat sb;
@@ -259,6 +274,7 @@ static assay_status add_shard(parity_report *report, const char *path, parity_or
     ASSAY_CHECK(strcmp(run->run, here.run) == 0 && run->shards == here.shards, ASSAY_MISMATCH,
                 "%s: part %d of %d of run %s, expected a part of %d of run %s", path, here.shard, here.shards,
                 here.run, run->shards, run->run);
+    ASSAY_TRY(check_builds(path, &here, first, run));
     ASSAY_CHECK(here.shards <= MAX_PATHS, ASSAY_LIMIT, "%s: %d shards, at most %d", path, here.shards,
                 MAX_PATHS);
     ASSAY_CHECK(part[here.shard - 1] == NULL, ASSAY_MISMATCH, "%s: part %d of %d, which %s already is", path,
@@ -312,7 +328,7 @@ static assay_status merge(const command_options *o, int *code)
     ASSAY_CHECK_GOTO(facts != NULL, ASSAY_OUT_OF_MEMORY, st, done, "report");
     ASSAY_TRY_GOTO(parity_report_claim_stdout(o->summary), st, done);
     for (int i = 1; i < o->n_paths; i++) {
-        ASSAY_TRY_GOTO(add_shard(report, o->paths[i], &run, part), st, done);
+        ASSAY_TRY_GOTO(add_shard(report, o->paths[i], o->paths[1], &run, part), st, done);
         ASSAY_TRY_GOTO(add_facts(facts, o->paths[i]), st, done);
     }
     ASSAY_TRY_GOTO(check_complete(&run, part), st, done);

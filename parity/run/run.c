@@ -254,9 +254,10 @@ static assay_status write_reports(parity_run_state *s, double wall_s)
 {
     char drawn[PARITY_MAX_CASES * 96];
     drawn_weights(s, drawn, sizeof drawn);
-    json_t *head = json_pack("{s:s,s:s,s:s,s:i,s:f,s:s}", "engine", s->engine.name, "program",
-                             s->engine.program, "why", s->engine.reason, "tasks", s->n_tasks, "wall time, s",
-                             wall_s, "weights drawn from a seed", drawn);
+    json_t *head = json_pack("{s:s,s:s,s:s,s:s,s:s,s:i,s:f,s:s}", "engine", s->engine.name, "program",
+                             s->engine.program, "program, SHA-256", s->origin.engine,
+                             "sources of the judge, SHA-256", s->origin.judge, "why", s->engine.reason,
+                             "tasks", s->n_tasks, "wall time, s", wall_s, "weights drawn from a seed", drawn);
     ASSAY_CHECK(head != NULL, ASSAY_OUT_OF_MEMORY, "report");
     parity_report_facts(head, s->argc, s->argv);
     json_object_set(head, "times", s->facts);
@@ -272,6 +273,7 @@ static assay_status run(parity_run_state *s, const assay_train_options *given)
     ASSAY_TRY(parity_report_claim_stdout(s->o.summary));
     ASSAY_TRY(parity_engine_find(s->o.engine, s->o.engine_program, &s->engine));
     ASSAY_TRY(parity_engine_learn(&s->engine));
+    ASSAY_TRY(parity_run_builds(s));
     printf("assay run: engine %s (%s)\n", s->engine.name, s->engine.reason);
     fflush(stdout);
     snprintf(s->o.model, sizeof s->o.model, "%s", given->model);

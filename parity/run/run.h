@@ -94,8 +94,10 @@ extern const assay_extra_option parity_run_option_list[];
 assay_status parity_run_option(void *user, const char *name, const char *text);
 /* run_matrix.c: tasks [n] are all legal combinations; chosen [n] is set for those of the pairwise matrix. */
 assay_status parity_run_choose(const parity_task *tasks, int n, bool *chosen);
-/* run_name.c: s->origin, from what is asked for and from every file that is read; chosen [n_tasks] are the tasks of all parts. */
+/* run_name.c: which run it is in s->origin, from what is asked for and from every file that is read; chosen [n_tasks] are the tasks of all parts. */
 assay_status parity_run_name(parity_run_state *s, const bool *chosen);
+/* Which engine and which judge answer, in s->origin. */
+assay_status parity_run_builds(parity_run_state *s);
 assay_status parity_run_load_cases(parity_run_state *s);
 /* Options given on the command line replace those of every case; train_iters the steps of its data. */
 assay_status parity_run_apply_overrides(parity_run_state *s, const assay_train_options *given);

@@ -1,6 +1,7 @@
 /* The name of a run, by which `assay report merge` knows its parts: a hash of what it was asked for, whichever part of it runs
- * here, and of every file that it reads. */
+ * here, and of every file that it reads.  Beside it the engine and the judge that answer: a version is that of many builds. */
 #include "core/base/hash.h"
+#include "parity/certify/certify.h"
 #include "parity/run/run.h"
 
 #include <dirent.h>
@@ -98,4 +99,10 @@ assay_status parity_run_name(parity_run_state *s, const bool *chosen)
     }
     free(text);
     return st;
+}
+
+assay_status parity_run_builds(parity_run_state *s)
+{
+    snprintf(s->origin.judge, sizeof s->origin.judge, "%s", certify_source_hash());
+    return assay_sha256_file(s->engine.program, s->origin.engine);
 }

@@ -330,8 +330,8 @@ Test(parity_report, a_distance_is_called_one)
 
 #define PASS "{\"check\":\"local\",\"verdict\":\"pass\",\"ratio\":0.5}\n"
 #define END(passed, failed)                                                                                  \
-    "{\"end\":true,\"run\":\"\",\"shard\":1,\"shards\":1,\"passed\":" #passed ",\"failed\":" #failed         \
-    ",\"skipped\":0}\n"
+    "{\"end\":true,\"run\":\"\",\"shard\":1,\"shards\":1,\"engine_program\":\"\",\"judge_sources\":\"\","    \
+    "\"passed\":" #passed ",\"failed\":" #failed ",\"skipped\":0}\n"
 
 /* A FAIL behind a NUL byte must not vanish with everything after it. */
 Test(parity_report, a_nul_byte_hides_nothing)

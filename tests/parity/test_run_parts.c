@@ -1,6 +1,8 @@
 /* A matrix in parts: all parts of one run, each once, join to the whole. */
 #include "tests/support/run.h"
 
+#include <sys/stat.h>
+
 TestSuite(run_parts, .init = run_setup, .fini = cli_teardown, .timeout = 200);
 
 Test(run_parts, shards_join_to_the_whole)
@@ -165,6 +167,51 @@ Test(run_parts, parts_of_other_weights_are_not_joined)
     r = cli_run("report merge w1 w2 --report joined");
     cli_expect_success(&r, "the same weights");
     cli_free(&r);
+}
+
+/* Another build is another program, whatever version it says: what the first part has shown of one engine, or by one judge, is not
+ * said of the other. */
+Test(run_parts, parts_of_another_build_are_not_joined)
+{
+    static const char member[] = "\"judge_sources\":\"";
+    char *program = NULL;
+    uint64_t n = 0;
+    cr_assert_eq(assay_read_file(ASSAY_BIN_DIR "/assay-sim", 1 << 30, &program, &n), ASSAY_OK);
+    cli_write(cli_file("assay-sim"), program, n + 1); /* and the zero behind the file */
+    cr_assert_eq(chmod(cli_file("assay-sim"), 0700), 0);
+    free(program);
+    for (int part = 1; part <= 3; part++) {
+        cli_result r =
+            cli_run("run --engine-program %s/assay-sim --quiet --report b%d --layout 1 --layout tp2 --check "
+                    "plan --shard %d/2 case.json",
+                    part == 3 ? "." : ASSAY_BIN_DIR, part, part == 1 ? 1 : 2);
+        cli_expect_success(&r, "shard");
+        cli_free(&r);
+    }
+    char *judged = cli_read(cli_file("b2/results.jsonl")), *at = strstr(judged, member);
+    cr_assert_not_null(at, "%s", judged);
+    at += sizeof member - 1;
+    *at = *at == '0' ? '1' : '0';
+    cli_write_text(cli_file("judged.jsonl"), judged);
+    free(judged);
+    cli_result r = cli_run("report merge b1 b3 --report joined");
+    cli_expect_refusal(
+        &r, "another engine",
+        (const char *const[]){"b3: results of the engine program of SHA-256 ", "those of b1 are of ", NULL});
+    cli_free(&r);
+    r = cli_run("report merge b1 judged.jsonl --report joined");
+    cli_expect_refusal(&r, "another judge",
+                       (const char *const[]){"judged.jsonl: judged by an assay whose sources have SHA-256 ",
+                                             "b1 by one of ", NULL});
+    cli_free(&r);
+    cr_expect_not(cli_exists(cli_file("joined")));
+    r = cli_run("report merge b1 b2 --report joined --summary joined.md");
+    cli_expect_success(&r, "the same builds");
+    cli_free(&r);
+    char *page = cli_read(cli_file("joined.md"));
+    cr_expect_eq(cli_count(page, "| program, SHA-256 |"), 1, "%s", page);
+    cr_expect_eq(cli_count(page, "| sources of the judge, SHA-256 |"), 1, "%s", page);
+    free(page);
 }
 
 Test(run_parts, merging_what_is_no_result_is_refused)
