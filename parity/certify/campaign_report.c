@@ -5,7 +5,7 @@
 #include <string.h>
 
 typedef struct coverage {
-    int64_t calls, shapes, pairs, of;
+    int64_t calls[ACTS], shapes, pairs, of;
     int32_t least;
 } coverage;
 
@@ -26,7 +26,7 @@ static coverage covered(const campaign *c, const char *op, int rung)
                     v.pairs += calls[m] > 0;
                     v.least = calls[m] < v.least ? calls[m] : v.least;
                 }
-            v.calls += sum;
+            v.calls[a] += sum;
             any = any || sum > 0;
         }
         v.shapes += any;
@@ -42,23 +42,68 @@ static int64_t shapes_of(const campaign *c, const char *op)
     return n;
 }
 
-void campaign_print_coverage(const campaign *c, int64_t *open)
+/* The engine's row of an operation; NULL: it has none. */
+static const json_t *row_of(const campaign *c, const char *op)
 {
-    printf("\n%-26s %-4s %9s  %-11s %-15s %s\n", "operation", "rung", "calls", "shapes", "shape x mode",
-           "rarest");
     for (size_t i = 0; i < json_array_size(c->operations); i++) {
         const json_t *row = json_array_get(c->operations, i);
-        const char *op = json_string_value(json_object_get(row, "op"));
-        const int n = (int)json_array_size(json_object_get(row, "variants"));
-        const bool asked = op != NULL && (campaign_only(c) == NULL || strcmp(campaign_only(c), op) == 0);
-        const int64_t all = asked ? shapes_of(c, op) : 0;
-        for (int k = 0; k < n && k < RUNGS && all > 0; k++) {
-            const coverage v = covered(c, op, k);
-            printf("%-26s k%-3d %9lld  %4lld of %-4lld %6lld of %-6lld %s%.0d\n", op, k, (long long)v.calls,
-                   (long long)v.shapes, (long long)all, (long long)v.pairs, (long long)v.of,
-                   v.calls > 0 && v.least == 0 ? "0" : "", v.calls > 0 ? (int)v.least : 0);
-            *open += v.calls == 0 || v.pairs < v.of;
+        const char *name = json_string_value(json_object_get(row, "op"));
+        if (name != NULL && strcmp(name, op) == 0)
+            return row;
+    }
+    return NULL;
+}
+
+/* Whether a rung takes activations of this dtype: any, where its row names none. */
+static bool takes(const json_t *variant, const char *act)
+{
+    const char *only = json_string_value(json_object_get(variant, "act"));
+    return only == NULL || strcmp(only, act) == 0;
+}
+
+/* A rung that is listed has run in every dtype that it takes, on all data; one that is not listed has not run. */
+static bool print_rung(const campaign *c, const char *op, const json_t *variant, int rung, int64_t shapes)
+{
+    const coverage v = covered(c, op, rung);
+    bool whole = variant != NULL && v.pairs == v.of;
+    char said[96] = "";
+    int64_t calls = 0;
+    for (int a = 0; a < ACTS; a++) {
+        const bool taken = takes(variant, campaign_acts[a]), ran = v.calls[a] > 0;
+        calls += v.calls[a];
+        whole = whole && taken == ran;
+        if (taken != ran && variant != NULL)
+            snprintf(said + strlen(said), sizeof said - strlen(said), "  %s in %s%s", ran ? "ran" : "never",
+                     campaign_acts[a], taken ? "" : ", which it does not take");
+    }
+    if (variant == NULL && calls == 0)
+        return true;
+    printf("%-26s k%-3d %9lld %9lld  %4lld of %-4lld %6lld of %-6lld %s%.0d%s\n", op, rung,
+           (long long)v.calls[0], (long long)v.calls[1], (long long)v.shapes, (long long)shapes,
+           (long long)v.pairs, (long long)v.of, calls > 0 && v.least == 0 ? "0" : "",
+           calls > 0 ? (int)v.least : 0, variant == NULL ? "  ran, and is not listed" : said);
+    return whole && calls > 0;
+}
+
+void campaign_print_coverage(const campaign *c, int64_t *open)
+{
+    printf("\n%-26s %-4s %9s %9s  %-11s %-15s %s\n", "operation", "rung", campaign_acts[0], campaign_acts[1],
+           "shapes", "shape x mode", "rarest");
+    for (int i = 0; assay_op_at(i) != NULL; i++) {
+        const assay_op *op = assay_op_at(i);
+        if (op->collective || op->foreign ||
+            (campaign_only(c) != NULL && strcmp(campaign_only(c), op->name) != 0))
+            continue;
+        const json_t *variants = json_object_get(row_of(c, op->name), "variants");
+        const int64_t shapes = shapes_of(c, op->name);
+        const int n = (int)json_array_size(variants);
+        if (shapes == 0 || n == 0) {
+            printf("%-26s %s\n", op->name,
+                   shapes == 0 ? "no shape of it is asked" : "the engine lists no rung of it");
+            (*open)++;
         }
+        for (int k = 0; k < RUNGS && shapes > 0; k++)
+            *open += !print_rung(c, op->name, json_array_get(variants, (size_t)k), k, shapes);
     }
 }
 

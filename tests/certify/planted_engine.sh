@@ -34,6 +34,15 @@ if [[ -n $illegal && ! -e $out.once ]]; then
     esac
     exit 0
 fi
+# What the engine says of its rungs: an operation less, and k1 and k2 that are for F32 alone.
+if [[ ${arguments[*]} == 'doctor --ops' ]]; then
+    case $PLANT in
+    unlisted) answer | sed 's/"op": "rmsnorm_fwd"/"op": "another"/' ;;
+    narrow_and_says_so) answer | sed '/"op": "rmsnorm_fwd"/,/"op": "add_/s/"name": "k[12]"/&, "act": "F32"/' ;;
+    *) answer ;;
+    esac
+    exit
+fi
 # Another variant has other bits: what an engine would say whose results depend on the rest of the batch, on addresses, on the order
 # of threads.
 case $PLANT in
@@ -50,6 +59,7 @@ eps | odd) # a wrong number: the norm has another eps than the request says, or 
         }
     done
     ;;
+narrow*) [[ $request != *.BF16 ]] || arguments+=(--variant=k0) ;; # bf16 never runs the rungs above
 lowest) [[ -z $request ]] || arguments+=(--variant=k0) ;; # it has no other rungs than it says
 dies) [[ -z $request ]] || exit 7 ;;
 falters) # the first run in bf16 answers and ends badly

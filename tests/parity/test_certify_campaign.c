@@ -81,6 +81,9 @@ Test(certify_campaign, planted_faults)
          1},
         {"dies", "3-3", "BROKEN: seed 3, F32, k3", 1},
         {"lowest", "36", "0 violations, 0 runs that did not end well; rungs above that did not run", 1},
+        {"narrow", "36", "never in BF16", 1},
+        {"narrow_and_says_so", "36", "every rung ran on every data mode at every shape that it takes", 0},
+        {"unlisted", "36", "the engine lists no rung of it", 1},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         cli_result r = try_planted(rows[i].plant, rows[i].seeds);
