@@ -200,6 +200,26 @@ static assay_status check_keys(const char *path, const char *key, const char (*k
     return ASSAY_OK;
 }
 
+/* For which sizes and activations it was tried. */
+static assay_status read_extent(const char *path, const json_t *c, certify_checked *out)
+{
+    const json_t *shapes =
+                     json_object_get(json_object_get(json_object_get(c, "subject"), "description"), "shapes"),
+                 *outputs = json_object_get(c, "outputs");
+    ASSAY_CHECK(shapes == NULL || json_is_string(shapes), ASSAY_FORMAT,
+                "%s: subject.description.shapes: expected a text", path);
+    out->shapes = shapes != NULL ? json_string_value(shapes) : "";
+    for (size_t i = 0; i < json_array_size(outputs); i++) {
+        char dtype[8];
+        const size_t used = strlen(out->dtypes);
+        ASSAY_TRY(assay_json_get_string(json_array_get(outputs, i), "activations", true, path, dtype,
+                                        sizeof dtype));
+        if (strstr(out->dtypes, dtype) == NULL)
+            snprintf(out->dtypes + used, sizeof out->dtypes - used, "%s%s", used > 0 ? " " : "", dtype);
+    }
+    return ASSAY_OK;
+}
+
 static assay_status read_words(const char *path, const json_t *c, certify_checked *out)
 {
     char text[64], issued[40], until[40];
@@ -216,6 +236,9 @@ static assay_status read_words(const char *path, const json_t *c, certify_checke
     ASSAY_TRY(assay_json_get_string(subject, "name", true, path, out->name, sizeof out->name));
     ASSAY_TRY(assay_json_get_string(subject, "sha256", true, path, out->sha256, sizeof out->sha256));
     ASSAY_TRY(assay_json_get_string(where, "tier", true, path, out->tier, sizeof out->tier));
+    ASSAY_TRY(assay_json_get_string(json_object_get(c, "assay"), "sources", true, path, out->sources,
+                                    sizeof out->sources));
+    ASSAY_TRY(read_extent(path, c, out));
     ASSAY_TRY(assay_json_get_string(c, "issued", true, path, issued, sizeof issued));
     ASSAY_TRY(assay_json_get_string(c, "valid_until", true, path, until, sizeof until));
     ASSAY_TRY(certify_time_read(issued, &out->issued));

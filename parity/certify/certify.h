@@ -85,6 +85,8 @@ assay_status certify_kernel_open(certify_kernel *out, const char *so, assay_kern
 assay_status certify_kernel_json(const certify_kernel *c, json_t **out);
 /* Whether the description's shapes take these sizes: 1, 0; -1: it cannot be read. */
 int certify_shapes_take(const char *shapes, const assay_op_binding *binding, char *why, size_t capacity);
+/* Whether they leave out more than empty tensors ("T>=1 H>=1" does not). */
+bool certify_shapes_narrow(const char *shapes);
 
 /* --- request.c ---------------------------------------------------------------------------------------------- */
 typedef struct certify_plan {
@@ -202,7 +204,10 @@ typedef struct certify_checked {
     json_t *certificate; /* the caller's */
     char key[CERTIFY_KEY_HEX];
     char operation[48], tier[16], name[128], sha256[ASSAY_SHA256_HEX];
-    int64_t issued, valid_until; /* seconds since 1970 */
+    char sources[ASSAY_SHA256_HEX]; /* of the judge that made it */
+    const char *shapes;             /* what the description takes, a part of `certificate`; "": every size */
+    char dtypes[32];                /* of activations, whose outputs were judged: "F32 BF16" */
+    int64_t issued, valid_until;    /* seconds since 1970 */
 } certify_checked;
 /* ASSAY_MISMATCH with the reason: not in canonical form, changed, signed by a key that is not among `keys` (none: any), not yet or no
  * longer valid, tried otherwise than this version tries.  ASSAY_UNSUPPORTED: made by another version, whose checks this one does

@@ -59,6 +59,21 @@ int certify_shapes_take(const char *shapes, const assay_op_binding *binding, cha
     return 1;
 }
 
+bool certify_shapes_narrow(const char *shapes)
+{
+    for (const char *p = shapes; *p != '\0'; p += strspn(p, " ")) {
+        const size_t length = strcspn(p, " "), n = strcspn(p, "<>=%");
+        const char *sign = p + n;
+        const bool not_empty = (length == n + 3 && strncmp(sign, ">=1", 3) == 0) ||
+                               (length == n + 3 && strncmp(sign, ">=0", 3) == 0) ||
+                               (length == n + 2 && strncmp(sign, ">0", 2) == 0);
+        if (length > 0 && !not_empty)
+            return true;
+        p += length;
+    }
+    return false;
+}
+
 /* Symbols are those of the operation's row, whatever their values. */
 static assay_status check_shapes(const certify_kernel *c)
 {

@@ -14,6 +14,7 @@ typedef struct verify_options {
     const char *path[MAX_PATHS];
     char so[ASSAY_PATH], tier[16], require[1024];
     int64_t max_age; /* seconds, -1: any */
+    bool any_shape, same_sources;
 } verify_options;
 
 static int fail(const char *program)
@@ -46,6 +47,10 @@ static assay_status on_option(void *user, const char *name, const char *text)
     if (strcmp(name, "key") == 0) {
         ASSAY_CHECK(o->n_keys < MAX_KEYS, ASSAY_LIMIT, "at most %d keys", MAX_KEYS);
         return assay_option_text(name, text, o->key[o->n_keys++], ASSAY_PATH);
+    }
+    if (strcmp(name, "any_shape") == 0 || strcmp(name, "same_sources") == 0) {
+        *(name[0] == 'a' ? &o->any_shape : &o->same_sources) = true;
+        return ASSAY_OK;
     }
     if (strcmp(name, "max_age") == 0)
         return read_age(text, &o->max_age);
@@ -99,6 +104,31 @@ static assay_status read_keys(const verify_options *o, char (*keys)[CERTIFY_KEY_
     return ASSAY_OK;
 }
 
+static bool same_sources(const certify_checked *c)
+{
+    return strcmp(c->sources, certify_source_hash()) == 0;
+}
+
+/* What a good certificate is good for, and who judged: the version is that of many builds of the judge. */
+static void extent_text(const certify_checked *c, char *out, size_t capacity)
+{
+    const int n =
+        snprintf(out, capacity, "%s %.200s, activations %s", c->shapes[0] != '\0' ? "shapes" : "every",
+                 c->shapes[0] != '\0' ? c->shapes : "shape", c->dtypes[0] != '\0' ? c->dtypes : "none");
+    if (!same_sources(c) && n > 0 && (size_t)n < capacity)
+        snprintf(out + n, capacity - (size_t)n,
+                 ", judged by other sources of this version (SHA-256 %.16s..., this program's %.16s...)",
+                 c->sources, certify_source_hash());
+}
+
+static assay_status check_sources(const verify_options *o, const certify_checked *c, const char *path)
+{
+    ASSAY_CHECK(!o->same_sources || same_sources(c), ASSAY_MISMATCH,
+                "%s: judged by sources of SHA-256 %.16s..., this program's are %.16s... (--same-sources)",
+                path, c->sources, certify_source_hash());
+    return ASSAY_OK;
+}
+
 static assay_status check_library(const verify_options *o, const certify_checked *c, const char *path)
 {
     char sha[ASSAY_SHA256_HEX];
@@ -114,15 +144,18 @@ static int verify_one(const verify_options *o, const char *path, const char (*ke
                       int n_keys)
 {
     certify_checked c;
-    char issued[32], until[32];
+    char issued[32], until[32], extent[512];
     assay_status st = certify_verify(path, keys, n_keys, (int64_t)time(NULL), &c);
     if (st == ASSAY_OK)
         st = check_library(o, &c, path);
+    if (st == ASSAY_OK)
+        st = check_sources(o, &c, path);
     if (st == ASSAY_OK) {
+        extent_text(&c, extent, sizeof extent);
         certify_time_text(c.issued, issued);
         certify_time_text(c.valid_until, until);
-        printf("good %s: %s by %s, tier %s, issued %s, valid until %s, key %.16s...%s%s\n", path, c.operation,
-               c.name, c.tier, issued, until, c.key,
+        printf("good %s: %s by %s, tier %s, %s, issued %s, valid until %s, key %.16s...%s%s\n", path,
+               c.operation, c.name, c.tier, extent, issued, until, c.key,
                n_keys == 0 ? " (no key was given to hold it to: nothing is said about who "
                              "signed)"
                            : "",
@@ -139,6 +172,7 @@ int parity_main_verify(int argc, char **argv)
     static const assay_extra_option extra[] = {
         {"key", "FILE.pub", "a public key to trust; may stand several times (default: one's own)"},
         {"so", "FILE", "the certified library or program: its hash has to be the certificate's"},
+        {"same_sources", NULL, "refuse what a judge of other sources than this program's made"},
         {NULL, NULL, NULL}};
     static char keys[MAX_KEYS][CERTIFY_KEY_HEX];
     static verify_options o;
@@ -201,6 +235,7 @@ static bool require(const gate *g, const char *op)
 {
     const certify_checked *best = NULL;
     const char *why = "no certificate";
+    char extent[512], narrow[300];
     const int64_t hour = 3600;
     for (int i = 0; i < g->n; i++) {
         const certify_checked *c = &g->found[i];
@@ -211,13 +246,19 @@ static bool require(const gate *g, const char *op)
             why = "only of another tier";
         else if (g->o->max_age >= 0 && g->now - c->issued > g->o->max_age)
             why = "older than --max-age";
-        else if (best == NULL || c->issued > best->issued)
+        else if (g->o->same_sources && !same_sources(c))
+            why = "only judged by other sources than this program's";
+        else if (!g->o->any_shape && certify_shapes_narrow(c->shapes)) {
+            snprintf(narrow, sizeof narrow, "only for shapes %.200s (--any-shape takes it)", c->shapes);
+            why = narrow;
+        } else if (best == NULL || c->issued > best->issued)
             best = c;
     }
-    if (best != NULL)
-        printf("good     %s: %s, tier %s, %lld hours old\n", op, best->name, best->tier,
+    if (best != NULL) {
+        extent_text(best, extent, sizeof extent);
+        printf("good     %s: %s, tier %s, %s, %lld hours old\n", op, best->name, best->tier, extent,
                (long long)((g->now - best->issued) / hour));
-    else
+    } else
         printf("MISSING  %s: %s\n", op, why);
     return best != NULL;
 }
@@ -270,6 +311,8 @@ int parity_main_gate(int argc, char **argv)
         {"require", "OP,FAMILY,...", "each needs a good certificate (a family: each of its operations)"},
         {"tier", "host|sim|gpu", "of this tier (default: any)"},
         {"max_age", "30d", "issued at most so long ago"},
+        {"any_shape", NULL, "also take one whose description leaves out sizes, beside empty tensors"},
+        {"same_sources", NULL, "made by a judge of this program's sources, not only of its version"},
         {"key", "FILE.pub", "a public key to trust; may stand several times (default: one's own)"},
         {NULL, NULL, NULL}};
     static verify_options o;

@@ -223,6 +223,62 @@ static void expect_code(const char *line, int code, const char *word)
     cli_free(&r);
 }
 
+/* The certificate as it would be of a kernel for these shapes, or by another judge; signed by the same key. */
+static void resign(const char *shapes, const char *sources)
+{
+    json_t *whole = NULL;
+    certify_key key;
+    cr_assert_eq(certify_key_read(cli_file("assay/certify.key"), &key), ASSAY_OK);
+    cr_assert_eq(assay_json_load(&whole, cli_file(certificate)), ASSAY_OK);
+    json_t *inner = json_object_get(whole, "certificate");
+    if (shapes != NULL)
+        json_object_set_new(json_object_get(json_object_get(inner, "subject"), "description"), "shapes",
+                            json_string(shapes));
+    if (sources != NULL)
+        json_object_set_new(json_object_get(inner, "assay"), "sources", json_string(sources));
+    cr_assert_eq(certify_sign(inner, &key, cli_file("others/resigned.json")), ASSAY_OK);
+    json_decref(whole);
+}
+
+Test(certify, shapes_that_leave_out_sizes)
+{
+    static const struct {
+        const char *shapes;
+        bool narrow;
+    } rows[] = {{"", false},     {"T>=1 H>=1", false}, {"H>0", false},      {"H>=0", false},
+                {"H=8", true},   {"H>=8", true},       {"H>=10", true},     {"H%4=0", true},
+                {"H<=99", true}, {"T>=1 H=1", true},   {"T>=1  K<9", true}, {"H>01", true}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        cr_expect_eq(certify_shapes_narrow(rows[i].shapes), rows[i].narrow, "%s", rows[i].shapes);
+}
+
+/* The lines say for what a certificate is good and who judged; one for some shapes, or by another judge, is not taken for more. */
+Test(certify, what_a_certificate_is_good_for)
+{
+    make_certificate();
+    expect_code("verify --same-sources certs/rmsnorm_fwd-example_rmsnorm-host.json", 0,
+                "tier host, every shape, activations F32 BF16, issued");
+    expect_code("gate --require rmsnorm_fwd --same-sources certs", 0,
+                "tier host, every shape, activations F32 BF16, 0 hours old");
+    cr_assert_eq(assay_mkdir_p(cli_file("others")), ASSAY_OK);
+    resign("T>=1 H>=1", NULL);
+    expect_code("gate --require rmsnorm_fwd others", 0, "tier host, shapes T>=1 H>=1, activations F32 BF16,");
+    resign("H=8 T=1", NULL);
+    expect_code("gate --require rmsnorm_fwd others", 1,
+                "MISSING  rmsnorm_fwd: only for shapes H=8 T=1 (--any-shape takes it)");
+    expect_code("gate --require rmsnorm_fwd --any-shape others", 0, "tier host, shapes H=8 T=1, activations");
+    expect_code("verify others/resigned.json", 0, "tier host, shapes H=8 T=1, activations F32 BF16, issued");
+    resign(NULL, "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef");
+    expect_code("verify others/resigned.json", 0,
+                "judged by other sources of this version (SHA-256 0123456789abcdef..., this program's ");
+    expect_code("verify --same-sources others/resigned.json", 1,
+                "judged by sources of SHA-256 0123456789abcdef..., this program's are ");
+    expect_code("gate --require rmsnorm_fwd others", 0,
+                "judged by other sources of this version (SHA-256 0123456789abcdef...");
+    expect_code("gate --require rmsnorm_fwd --same-sources others", 1,
+                "MISSING  rmsnorm_fwd: only judged by other sources than this program's");
+}
+
 Test(certify, verify_and_gate)
 {
     make_certificate();
