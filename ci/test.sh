@@ -71,6 +71,7 @@ step kernels-table ci/kernels.sh --table
 step traffic-tool ci/engine_races.sh --self-test
 step gpu-script ci/gpu_test.sh
 step evidence-tool ci/evidence.sh --self-test
+step mutants-tool ci/mutants.sh --self-test
 ci/evidence.sh
 step build-release ci/build.sh release || finish
 step boundaries ci/boundaries.sh # includes, and the symbols of what was built
