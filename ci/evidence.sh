@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# How old what a GPU has shown (parity/evidence/*.json) is, relative to the engine (gpu/): a line for each file.  It judges nothing.
+# What a GPU has shown (parity/evidence/*.json), of all slices of ci/gpu.sh, and how old it is, relative to the engine (gpu/): a line for
+# each file.  It judges nothing.
 #   ci/evidence.sh [--self-test | --take PACK]
 # --take writes parity/evidence/DEVICE.json from the pack of ci/gpu.sh: commit, programs, every slice's exit code and seconds, what was timed
 # (median seconds of a step, tokens a second, the share of the measured peak), and of every certificate the SHA-256.  A rehearsal is no
@@ -7,24 +8,32 @@
 set -euo pipefail
 self=$(readlink -f "$0")
 
+# shown FILE: "5 of 6 slices passed (not sanitizer-synccheck), of 24; 0 certificates"
+shown() {
+    local bad
+    bad=$(sed -nE 's/^ *"([^"]+)": \{"exit": [1-9][0-9]*,.*/\1/p' "$1" | paste -sd' ')
+    echo "$(grep -c '"exit": 0[,}]' "$1") of $(grep -c '"exit": ' "$1") slices passed${bad:+ (not $bad)}, of $("$(dirname "$self")/gpu.sh" --list | wc -l); $(grep -cE '^ *"[^"]*certificates/' "$1") certificates"
+}
+
 report() {
-    local file commit since last
+    local file commit since last has
     compgen -G 'parity/evidence/*.json' >/dev/null || {
         echo "evidence: none in parity/evidence: nothing of gpu/ has been seen on a device"
         return
     }
     for file in parity/evidence/*.json; do
         commit=$(git log -1 --format=%H -- "$file")
+        has=$(shown "$file")
         if [[ -z $commit ]]; then
-            echo "evidence: $file: not committed: its age is not known"
+            echo "evidence: $file: $has; not committed: its age is not known"
             continue
         fi
         since=$(git rev-list --count "$commit..HEAD" -- gpu)
         last=$(($(git log -1 --format=%ct -- gpu) - $(git log -1 --format=%ct "$commit")))
         if ((since == 0)); then
-            echo "evidence: $file: gpu/ has not changed since"
+            echo "evidence: $file: $has; gpu/ has not changed since"
         else
-            echo "evidence: $file: $since commit(s) to gpu/ since, the last $((last / 86400)) day(s) after it"
+            echo "evidence: $file: $has; $since commit(s) to gpu/ since, the last $((last / 86400)) day(s) after it"
         fi
     done
 }
@@ -97,7 +106,7 @@ self_test() {
     expect "none in parity/evidence"
     mkdir parity/evidence
     echo '{}' >parity/evidence/h100.json
-    expect "h100.json: not committed"
+    expect "h100.json: 0 of 0 slices passed, of $("$(dirname "$self")/gpu.sh" --list | wc -l); 0 certificates; not committed"
     git add -A && commit 2026-01-02
     expect "gpu/ has not changed since"
     echo 1 >README && git add -A && commit 2026-01-03
@@ -121,13 +130,14 @@ self_test() {
     [[ $says == *"nvidia-h200.json: 1 of 2 slices passed, 1 certificates"* ]] || { echo "evidence: found '$says'" >&2; exit 1; }
     grep -q '"certify-1": {"exit": 1, "seconds": 400, "at": "2026-01-01T00:00:00Z"}' parity/evidence/nvidia-h200.json || { echo "evidence: a slice is not there" >&2; exit 1; }
     grep -q '"large": {"program": "assay 1", "s_per_step": 0.25, "tokens_per_s": 16384, "utilization": 0.5}' parity/evidence/nvidia-h200.json || { echo "evidence: what was timed is not there" >&2; cat parity/evidence/nvidia-h200.json >&2; exit 1; }
+    expect "nvidia-h200.json: 1 of 2 slices passed (not certify-1), of $("$(dirname "$self")/gpu.sh" --list | wc -l); 1 certificates; not committed"
     for pack in rehearsal simulated; do
         if says=$("$self" --here --take "$pack.tar.gz" 2>&1) || [[ $says != *"is no evidence"* ]]; then
             echo "evidence: $pack: expected a refusal, found '$says'" >&2
             exit 1
         fi
     done
-    echo "evidence: 5 lines said as they should be, a pack taken, two refused"
+    echo "evidence: 6 lines said as they should be, a pack taken, two refused"
 }
 
 case ${1:-} in
