@@ -107,7 +107,7 @@ typedef struct certify_output {
     char place[160];     /* data mode and index of the largest ratio */
     int64_t elements;
 } certify_output;
-enum { CERTIFY_OUTPUTS = 16 };
+enum { CERTIFY_OUTPUTS = 2 * ASSAY_OP_SLOTS }; /* every output of any operation in both dtypes */
 /* Everything about one kernel. */
 typedef struct certify_result {
     const assay_op *op;
@@ -121,6 +121,9 @@ typedef struct certify_result {
     certify_output output[CERTIFY_OUTPUTS];
     int n_outputs;
     int64_t calls; /* records that were asked for */
+    /* Records of an engine that a trial left out, because the engine says so of the variant that ran: of `batch`, those of a library; of
+     * `repeat` at addresses aligned to an element, those of another variant there or of a library. */
+    int64_t excused_rows, excused_bits;
     double seconds;
 } certify_result;
 /* untried.c: a line for each of these trials that no call came to, for those that have no sentence of their own. */

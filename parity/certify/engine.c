@@ -115,6 +115,15 @@ static bool has_view(const assay_op *op)
     return false;
 }
 
+/* What a trial left out is said with its number where it counts other records of the operation. */
+static void add_excused(json_t *list, int64_t calls, const char *of, const char *why)
+{
+    char text[256];
+    snprintf(text, sizeof text, "%s of %lld calls: %s", of, (long long)calls, why);
+    if (calls > 0)
+        json_array_append_new(list, json_string(text));
+}
+
 static json_t *untried(const char *tier, const assay_op *op, const certify_result *r)
 {
     json_t *list = json_array();
@@ -122,6 +131,9 @@ static json_t *untried(const char *tier, const assay_op *op, const certify_resul
     if (r->board.trial[CERTIFY_BATCH].calls == 0)
         json_array_append_new(list, json_string("batch invariance: not declared (products of a library), or "
                                                 "no output has rows of its own"));
+    else
+        add_excused(list, r->excused_rows, "batch invariance",
+                    "a library chose their algorithm (by_library in doctor --ops)");
     if (r->board.trial[CERTIFY_SIMULATOR].calls == 0)
         json_array_append_new(list,
                               json_string("barriers, races and masks: it did not run in the simulator"));
@@ -133,6 +145,8 @@ static json_t *untried(const char *tier, const assay_op *op, const certify_resul
         CERTIFY_WORKSPACE, CERTIFY_ARGUMENTS, CERTIFY_THREADS};
     const size_t n_always = sizeof always / sizeof *always;
     certify_add_uncalled(list, r, always, strcmp(tier, "sim") == 0 ? n_always : n_always - 1);
+    add_excused(list, r->excused_bits, "equal bits at addresses of one element's alignment",
+                "another variant ran there, or a library's (the bound judged them)");
     for (int m = 0; m < PARITY_MODE_COUNT; m++)
         if (parity_data_mode_refusal(op->name, (parity_data_mode)m) != NULL) {
             snprintf(text, sizeof text, "%s data: %s", parity_data_mode_name((parity_data_mode)m),

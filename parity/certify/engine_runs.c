@@ -103,6 +103,7 @@ static void compare_record(const pair *p, const assay_trace *a, const assay_trac
                         x->instance, p->t->act, p->how);
     }
     into->board.trial[p->trial].calls += !elsewhere;
+    into->excused_bits += elsewhere;
 }
 
 static assay_status compare(const pair *p, const char *what)

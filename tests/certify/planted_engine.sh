@@ -34,11 +34,12 @@ if [[ -n $illegal && ! -e $out.once ]]; then
     esac
     exit 0
 fi
-# What the engine says of its rungs: an operation less, and k1 and k2 that are for F32 alone.
+# What the engine says of its rungs: an operation less, k1 and k2 that are for F32 alone, k1 that is a library's.
 if [[ ${arguments[*]} == 'doctor --ops' ]]; then
     case $PLANT in
     unlisted) answer | sed 's/"op": "rmsnorm_fwd"/"op": "another"/' ;;
     narrow_and_says_so) answer | sed '/"op": "rmsnorm_fwd"/,/"op": "add_/s/"name": "k[12]"/&, "act": "F32"/' ;;
+    library) answer | sed '/"op": "rmsnorm_fwd"/,/"op": "add_/{/"name": "k1"/,/by_library/s/"by_library": false/"by_library": true/}' ;;
     *) answer ;;
     esac
     exit

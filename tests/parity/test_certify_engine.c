@@ -51,6 +51,47 @@ Test(certify_engine, planted_faults_are_named)
     }
 }
 
+/* A variant that the engine calls a library's is not held to trial `batch`, nor to equal bits at odd addresses: how many calls that were is
+ * said, beside those that were held. */
+Test(certify_engine, what_the_engine_excuses_itself_from_is_counted)
+{
+    static const char *const says[] = {"  - batch invariance of ", " calls: a library chose their algorithm",
+                                       "  - equal bits at addresses of one element's alignment of "};
+    cli_result r = try_planted("library", "rmsnorm_fwd");
+    cli_expect_success(&r, "library");
+    cr_expect(certify_passed(&r, "batch"), "%s", r.out);
+    for (size_t i = 0; i < sizeof says / sizeof *says; i++)
+        cr_expect(strstr(r.out, says[i]) != NULL, "'%s' in\n%s", says[i], r.out);
+    cli_free(&r);
+    r = try_planted("nothing", "rmsnorm_fwd");
+    cli_expect_success(&r, "nothing");
+    cr_expect(strstr(r.out, says[0]) == NULL, "%s", r.out);
+    cli_free(&r);
+}
+
+/* Ten outputs in two dtypes: none is left out of the certificate. */
+Test(certify_engine, every_output_is_in_the_certificate)
+{
+    json_t *whole = NULL;
+    cli_result r = cli_run("keygen");
+    cli_expect_success(&r, "keygen");
+    cli_free(&r);
+    r = cli_run("certify --seeds 1 --engine sim --operation router_balanced_seq_fwd --out certs");
+    cli_expect_success(&r, "certify --out");
+    cli_free(&r);
+    cr_assert_eq(
+        assay_json_load(&whole, cli_file("certs/router_balanced_seq_fwd-router_balanced_seq_fwd-sim.json")),
+        ASSAY_OK, "%s", assay_error_message());
+    const json_t *outputs = json_object_get(json_object_get(whole, "certificate"), "outputs");
+    const assay_op *op = assay_op_find("router_balanced_seq_fwd");
+    size_t n = 0;
+    for (int i = 0; i < assay_op_n_slots(op); i++)
+        n += op->slots[i].role != ASSAY_SLOT_IN;
+    cr_expect_gt(2 * n, 16);
+    cr_expect_eq(json_array_size(outputs), 2 * n);
+    json_decref(whole);
+}
+
 /* bf16 runs beside fp32's trials: one bad run is not made again, or a crash that comes once in a while would pass. */
 Test(certify_engine, a_run_beside_the_other_dtype_that_ends_badly_ends_the_trial)
 {
