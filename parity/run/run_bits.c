@@ -155,20 +155,30 @@ static assay_status check_fusion(const parity_task_state *s)
     return ASSAY_OK;
 }
 
+/* The number behind these words; -1: there is none. */
+static long long number_behind(const char *text, const char *words)
+{
+    const char *at = text != NULL ? strstr(text, words) : NULL;
+    char *end;
+    if (at == NULL)
+        return -1;
+    at += strlen(words);
+    const long long n = strtoll(at, &end, 10);
+    return end > at ? n : -1;
+}
+
 /* That passes were launched again is the engine's word, in its log; without one the run with graphs was a run without. */
 static assay_status check_launched(const parity_task_state *s, const char *claim, parity_report *report)
 {
     char file[80], path[ASSAY_PATH], *text = NULL;
-    long long captured = -1, launched = -1;
     uint64_t bytes = 0;
     parity_result r = failure_of(claim);
     snprintf(file, sizeof file, "%s.log", claim);
     ASSAY_TRY(parity_task_path(s->t, file, path));
     ASSAY_TRY(assay_read_file(path, 64 << 20, &text, &bytes));
-    const char *at = strstr(text, "graphs: ");
-    if (at != NULL &&
-        sscanf(at, "graphs: %lld passes captured, %lld launched again", &captured, &launched) != 2)
-        launched = -1;
+    const char *line = strstr(text, "graphs: ");
+    const long long captured = number_behind(line, "graphs: "),
+                    launched = number_behind(line, " passes captured, ");
     free(text);
     if (launched > 0)
         return ASSAY_OK;
