@@ -75,8 +75,14 @@ typedef struct gpu_replicas {
     int64_t from;
 } gpu_replicas;
 gpu_replicas gpu_replicas_of(const gpu_optimizer *o, const gpu_param *p);
-/* Whether its ranks own parts (ZeRO). */
+/* Whether its ranks own parts (ZeRO); whether there are data-parallel ranks to add up. */
 bool gpu_buffer_is_cut(const gpu_optimizer *o, const gpu_grad_buffer *b);
+bool gpu_buffer_needs_data_sum(const gpu_grad_buffer *b);
+/* The gradient on its way, as a value: this rank's alone (phase grad, a partial sum over the ranks that still have to be added); after the
+ * sum over data-parallel ranks, where nothing is cut, and of a rectangle: complete, or P.main_grad.dp_sum. */
+gpu_value gpu_local_gradient(const gpu_optimizer *o, const gpu_grad_buffer *b, const gpu_param *p);
+gpu_value gpu_summed_gradient(const gpu_optimizer *o, const gpu_param *p);
+gpu_value gpu_piece_dp_sum(const gpu_optimizer *o, const gpu_piece *q);
 /* All of a buffer, one launch for each group; the sums over data-parallel ranks are on the compute stream by then. */
 assay_status gpu_sum_replicas(gpu_optimizer *o, gpu_grad_buffer *b);
 /* v is the gradient of the rectangle on its way: kind and group of what it lacks still, with b that over the copies of HSDP, too. */

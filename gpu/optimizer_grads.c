@@ -16,42 +16,6 @@ assay_status gpu_optimizer_zero_grad(gpu_optimizer *o)
     return gpu_grad_buffer_zero(&o->buffer[1], o->model);
 }
 
-static bool needs_data_sum(const gpu_grad_buffer *b)
-{
-    return b->size * b->copies > 1;
-}
-
-/* The local gradient as a value of phase grad: a partial sum over the ranks that still have to be added. */
-static gpu_value local_gradient(const gpu_optimizer *o, const gpu_grad_buffer *b, const gpu_param *p)
-{
-    const gpu_replicas r = gpu_replicas_of(o, p);
-    const bool copies = r.group != ASSAY_GROUP_COUNT, data = needs_data_sum(b);
-    gpu_value v = p->main_grad;
-    v.phase = ASSAY_PHASE_GRAD;
-    v.microbatch = -1;
-    v.kind = copies || data ? ASSAY_PIECE_PARTIAL : ASSAY_PIECE_SHARD;
-    v.partial = !data ? r.group : r.group == ASSAY_GROUP_TP ? ASSAY_GROUP_TP_DP_CP : b->whole;
-    if (r.group == ASSAY_GROUP_KV || (r.group == ASSAY_GROUP_EMBEDDING && data))
-        v.kind = ASSAY_PIECE_LOCAL; /* a part of it lacks a sum; no named group is both */
-    return v;
-}
-
-/* The gradient after the sum over data-parallel ranks, where nothing is cut. */
-static gpu_value summed(const gpu_optimizer *o, const gpu_param *p)
-{
-    const gpu_replicas r = gpu_replicas_of(o, p);
-    gpu_value out = p->main_grad;
-    out.kind = ASSAY_PIECE_SHARD;
-    out.phase = ASSAY_PHASE_REDUCED_GRAD;
-    out.microbatch = -1;
-    if (r.group == ASSAY_GROUP_COUNT)
-        return out;
-    out.kind = r.group == ASSAY_GROUP_KV ? ASSAY_PIECE_LOCAL : ASSAY_PIECE_PARTIAL;
-    out.partial = r.group;
-    snprintf(out.name, sizeof out.name, "%.*s.dp_sum", ASSAY_NAME - 16, p->main_grad.name);
-    return out;
-}
-
 /* --- data-parallel sums: a bucket at a time, a record for each parameter -------------------------------------- */
 typedef struct bucket_sync {
     gpu_optimizer *o;
@@ -114,17 +78,6 @@ static gpu_value one_copy(const gpu_optimizer *o, const gpu_grad_buffer *b, cons
     return v;
 }
 
-/* HSDP: after the sum over the copies. */
-static gpu_value all_copies(const gpu_optimizer *o, const gpu_piece *q)
-{
-    gpu_value v = q->grad;
-    if (gpu_replicas_of(o, q->param).group == ASSAY_GROUP_COUNT)
-        return v;
-    gpu_piece_rename(&v, q, ".dp_sum");
-    gpu_piece_lacks(&v, o, NULL, q);
-    return v;
-}
-
 /* Over the ranks of a copy, or of all data-parallel ranks where nothing is cut. */
 static assay_status sum_bucket(gpu_optimizer *o, gpu_grad_buffer *b, int index, gpu_value *local)
 {
@@ -143,7 +96,7 @@ static assay_status sum_bucket(gpu_optimizer *o, gpu_grad_buffer *b, int index, 
         for (int piece = 0; cut && piece < n; piece++)
             parts[piece] = one_copy(o, b, &o->pieces[p->first_piece + piece]);
         if (!cut)
-            parts[0] = summed(o, p);
+            parts[0] = gpu_summed_gradient(o, p);
         calls[i] = (gpu_call_args){.op = cut ? "reduce_scatter" : "all_reduce",
                                    .at = p->spec->name,
                                    .group = cut ? b->group : b->whole};
@@ -175,7 +128,7 @@ static assay_status sum_copies(gpu_optimizer *o, gpu_grad_buffer *b, int index)
         for (int piece = 0; piece < p->n_pieces; piece++, n++) {
             const gpu_piece *q = &o->pieces[p->first_piece + piece];
             send[n] = one_copy(o, b, q);
-            recv[n] = all_copies(o, q);
+            recv[n] = gpu_piece_dp_sum(o, q);
             calls[n] = (gpu_call_args){
                 .op = "all_reduce",
                 .at = p->spec->name,
@@ -201,16 +154,16 @@ static assay_status reduce_bucket(gpu_optimizer *o, gpu_grad_buffer *b, int inde
     k->reduced = true;
     for (int i = 0; i < k->n_params; i++) {
         const gpu_param *p = b->params[k->first_param + i];
-        local[i] = local_gradient(o, b, p);
+        local[i] = gpu_local_gradient(o, b, p);
         run->phase = ASSAY_PHASE_GRAD;
         ASSAY_TRY_GOTO(gpu_trace_value(run, &local[i]), st, done);
         run->phase = ASSAY_PHASE_REDUCED_GRAD;
-        if (!needs_data_sum(b) && local[i].kind == ASSAY_PIECE_SHARD) { /* complete as it is */
-            const gpu_value whole = summed(o, p);
+        if (!gpu_buffer_needs_data_sum(b) && local[i].kind == ASSAY_PIECE_SHARD) { /* complete as it is */
+            const gpu_value whole = gpu_summed_gradient(o, p);
             ASSAY_TRY_GOTO(gpu_trace_value(run, &whole), st, done);
         }
     }
-    if (needs_data_sum(b))
+    if (gpu_buffer_needs_data_sum(b))
         ASSAY_TRY_GOTO(sum_bucket(o, b, index, local), st, done);
     if (gpu_buffer_is_cut(o, b) && b->copies > 1)
         ASSAY_TRY_GOTO(sum_copies(o, b, index), st, done);

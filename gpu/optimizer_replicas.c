@@ -41,6 +41,50 @@ bool gpu_buffer_is_cut(const gpu_optimizer *o, const gpu_grad_buffer *b)
     return o->sharded && b->size > 1;
 }
 
+bool gpu_buffer_needs_data_sum(const gpu_grad_buffer *b)
+{
+    return b->size * b->copies > 1;
+}
+
+gpu_value gpu_local_gradient(const gpu_optimizer *o, const gpu_grad_buffer *b, const gpu_param *p)
+{
+    const gpu_replicas r = gpu_replicas_of(o, p);
+    const bool copies = r.group != ASSAY_GROUP_COUNT, data = gpu_buffer_needs_data_sum(b);
+    gpu_value v = p->main_grad;
+    v.phase = ASSAY_PHASE_GRAD;
+    v.microbatch = -1;
+    v.kind = copies || data ? ASSAY_PIECE_PARTIAL : ASSAY_PIECE_SHARD;
+    v.partial = !data ? r.group : r.group == ASSAY_GROUP_TP ? ASSAY_GROUP_TP_DP_CP : b->whole;
+    if (r.group == ASSAY_GROUP_KV || (r.group == ASSAY_GROUP_EMBEDDING && data))
+        v.kind = ASSAY_PIECE_LOCAL; /* a part of it lacks a sum; no named group is both */
+    return v;
+}
+
+gpu_value gpu_summed_gradient(const gpu_optimizer *o, const gpu_param *p)
+{
+    const gpu_replicas r = gpu_replicas_of(o, p);
+    gpu_value out = p->main_grad;
+    out.kind = ASSAY_PIECE_SHARD;
+    out.phase = ASSAY_PHASE_REDUCED_GRAD;
+    out.microbatch = -1;
+    if (r.group == ASSAY_GROUP_COUNT)
+        return out;
+    out.kind = r.group == ASSAY_GROUP_KV ? ASSAY_PIECE_LOCAL : ASSAY_PIECE_PARTIAL;
+    out.partial = r.group;
+    snprintf(out.name, sizeof out.name, "%.*s.dp_sum", ASSAY_NAME - 16, p->main_grad.name);
+    return out;
+}
+
+gpu_value gpu_piece_dp_sum(const gpu_optimizer *o, const gpu_piece *q)
+{
+    gpu_value v = q->grad;
+    if (gpu_replicas_of(o, q->param).group == ASSAY_GROUP_COUNT)
+        return v;
+    gpu_piece_rename(&v, q, ".dp_sum");
+    gpu_piece_lacks(&v, o, NULL, q);
+    return v;
+}
+
 /* What lies in memory together: a gradient's elements that are summed. */
 typedef struct stretch {
     const gpu_param *param;
@@ -73,19 +117,14 @@ static void add_call(replica_sum *s, const gpu_param *p, const gpu_value *send, 
 /* Nothing is cut: the parameter's whole piece, of which kv shares the last rows. */
 static void add_whole(replica_sum *s, gpu_param *p, int64_t from)
 {
-    const bool data = s->b->size * s->b->copies > 1;
-    const bool kv = s->group == ASSAY_GROUP_KV;
-    gpu_value send = p->main_grad, recv = p->main_grad;
-    send.microbatch = recv.microbatch = -1;
-    send.kind = kv ? ASSAY_PIECE_LOCAL : ASSAY_PIECE_PARTIAL;
-    send.partial = s->group;
-    send.phase = data ? ASSAY_PHASE_REDUCED_GRAD : ASSAY_PHASE_GRAD;
-    if (data)
-        snprintf(send.name, sizeof send.name, "%.*s.dp_sum", ASSAY_NAME - 16, p->main_grad.name);
+    const gpu_value send =
+        gpu_buffer_needs_data_sum(s->b) ? gpu_summed_gradient(s->o, p) : gpu_local_gradient(s->o, s->b, p);
+    gpu_value recv = p->main_grad;
+    recv.microbatch = -1;
     recv.kind = ASSAY_PIECE_SHARD;
     recv.phase = ASSAY_PHASE_REDUCED_GRAD;
     add_call(s, p, &send, &recv);
-    if (kv)
+    if (s->group == ASSAY_GROUP_KV)
         s->calls[s->n_calls - 1].arg[3] = (gpu_arg)GPU_I("start", from);
     s->stretches[s->n_stretches++] =
         (stretch){.param = p, .data = (float *)p->main_grad.t.data + from, .count = p->count - from};
@@ -100,10 +139,11 @@ static void add_parts(replica_sum *s, gpu_param *p, int64_t from)
     for (int i = 0; i < p->n_pieces; i++) {
         const gpu_piece *q = &s->o->pieces[p->first_piece + i];
         const bool shared = q->start >= from;
-        gpu_value send = q->grad;
-        gpu_piece_rename(&send, q, s->b->copies > 1 ? ".dp_sum" : s->b->scattered ? ".sum" : ".shard");
-        gpu_piece_lacks(&send, s->o, NULL, q);
-        send.microbatch = s->b->copies == 1 && s->b->scattered ? s->o->model->n_microbatches - 1 : -1;
+        gpu_value send = gpu_piece_dp_sum(s->o, q);
+        if (s->b->copies == 1) {
+            gpu_piece_rename(&send, q, s->b->scattered ? ".sum" : ".shard");
+            send.microbatch = s->b->scattered ? s->o->model->n_microbatches - 1 : -1;
+        }
         add_call(s, p, &send, &q->grad);
         if (s->group == ASSAY_GROUP_KV)
             s->calls[s->n_calls - 1].arg[3] = (gpu_arg)GPU_I("start", shared ? 0 : q->count);

@@ -376,11 +376,7 @@ static assay_status sum_copies(place *at)
         for (int k = 0; k < p->n_pieces; k++, count++) {
             const gpu_piece *q = &o->pieces[p->first_piece + k];
             send[count] = partial_part(at, q, ".sum", last);
-            recv[count] = q->grad;
-            if (gpu_replicas_of(o, p).group != ASSAY_GROUP_COUNT) {
-                gpu_piece_rename(&recv[count], q, ".dp_sum");
-                gpu_piece_lacks(&recv[count], o, NULL, q);
-            }
+            recv[count] = gpu_piece_dp_sum(o, q);
             calls[count] = (gpu_call_args){
                 .op = "all_reduce",
                 .at = p->spec->name,

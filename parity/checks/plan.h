@@ -333,6 +333,9 @@ bool plan_lacks_embedding(const plan *p, const assay_param_spec *s);
 assay_group plan_replicas_group(plan *p, const assay_param_spec *s);
 /* Whether a kv group shares the rectangle. */
 bool plan_is_kv_shared(const plan *p, const assay_param_spec *s, const assay_shard *part);
+/* A rectangle of a gradient on its way through its sums, phase reduced_grad. */
+plan_tensor plan_part(plan *p, const assay_param_spec *s, const char *suffix, int64_t microbatch,
+                      const assay_shard *shard);
 /* Parameter P, or "P.main_grad" and so on. */
 plan_tensor plan_param_tensor(plan *p, const assay_param_spec *s, const char *suffix, assay_phase phase,
                               assay_dtype dtype);

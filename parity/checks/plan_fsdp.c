@@ -28,6 +28,15 @@ plan_tensor plan_param_tensor(plan *p, const assay_param_spec *s, const char *su
         .name = plan_joined(p, s->name, suffix, ""), .phase = phase, .microbatch = -1, .dtype = dtype};
 }
 
+plan_tensor plan_part(plan *p, const assay_param_spec *s, const char *suffix, int64_t microbatch,
+                      const assay_shard *shard)
+{
+    plan_tensor t = plan_param_tensor(p, s, suffix, ASSAY_PHASE_REDUCED_GRAD, p->accumulated);
+    t.microbatch = microbatch;
+    t.shard = shard;
+    return t;
+}
+
 const char *plan_numbered(plan *p, const char *slot, int i, int n)
 {
     return n == 1 ? slot : plan_text(p, "%s.%d", slot, i);
@@ -190,15 +199,6 @@ static int64_t round_of(const plan *p)
     return p->pass / 2;
 }
 
-static plan_tensor part_of(plan *p, const assay_param_spec *s, const char *suffix, int64_t round,
-                           const assay_shard *shard)
-{
-    plan_tensor t = plan_param_tensor(p, s, suffix, ASSAY_PHASE_REDUCED_GRAD, p->accumulated);
-    t.microbatch = round;
-    t.shard = shard;
-    return t;
-}
-
 static void scatter(plan *p, const assay_param_spec *s)
 {
     const plan_pieces owned = plan_pieces_of(p, s);
@@ -209,7 +209,7 @@ static void scatter(plan *p, const assay_param_spec *s)
     plan_in(p, "send", local);
     for (int i = 0; i < owned.n; i++)
         plan_out(p, plan_numbered(p, "recv", i, owned.n),
-                 part_of(p, s, ".main_grad.shard", round_of(p), owned.shard[i]));
+                 plan_part(p, s, ".main_grad.shard", round_of(p), owned.shard[i]));
 }
 
 static void accumulate(plan *p, const assay_param_spec *s)
@@ -222,11 +222,11 @@ static void accumulate(plan *p, const assay_param_spec *s)
                complete = last && !more;
     for (int i = 0; i < owned.n; i++) {
         plan_add(p, "add", s->name);
-        plan_in(p, "a", part_of(p, s, ".main_grad.sum", round - 1, owned.shard[i]));
-        plan_in(p, "b", part_of(p, s, ".main_grad.shard", round, owned.shard[i]));
-        plan_out(
-            p, "y",
-            part_of(p, s, complete ? ".main_grad" : ".main_grad.sum", complete ? -1 : round, owned.shard[i]));
+        plan_in(p, "a", plan_part(p, s, ".main_grad.sum", round - 1, owned.shard[i]));
+        plan_in(p, "b", plan_part(p, s, ".main_grad.shard", round, owned.shard[i]));
+        plan_out(p, "y",
+                 plan_part(p, s, complete ? ".main_grad" : ".main_grad.sum", complete ? -1 : round,
+                           owned.shard[i]));
     }
 }
 
@@ -255,7 +255,7 @@ void plan_finish_parts(plan *p, const assay_param_spec *s)
     const bool more = plan_replicas_group(p, s) != ASSAY_GROUP_COUNT;
     for (int i = 0; plan_group_size(p, copies) > 1 && i < owned.n; i++) {
         plan_add_collective(p, "all_reduce", s->name, copies, p->accumulated);
-        plan_in(p, "send", part_of(p, s, ".main_grad.sum", p->share.n_microbatches - 1, owned.shard[i]));
-        plan_out(p, "recv", part_of(p, s, more ? ".main_grad.dp_sum" : ".main_grad", -1, owned.shard[i]));
+        plan_in(p, "send", plan_part(p, s, ".main_grad.sum", p->share.n_microbatches - 1, owned.shard[i]));
+        plan_out(p, "recv", plan_part(p, s, more ? ".main_grad.dp_sum" : ".main_grad", -1, owned.shard[i]));
     }
 }

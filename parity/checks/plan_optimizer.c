@@ -15,14 +15,6 @@ static void sum_whole(plan *p, const assay_param_spec *s, assay_group group, pla
     plan_out(p, "recv", recv);
 }
 
-/* A rectangle of phase reduced_grad. */
-static plan_tensor part_of(plan *p, const assay_param_spec *s, const char *suffix, const assay_shard *shard)
-{
-    plan_tensor t = plan_param_tensor(p, s, suffix, ASSAY_PHASE_REDUCED_GRAD, p->accumulated);
-    t.shard = shard;
-    return t;
-}
-
 /* zero1: to the ranks of a copy, then over the copies (HSDP). */
 static void scatter_param(plan *p, const assay_param_spec *s)
 {
@@ -39,8 +31,8 @@ static void scatter_param(plan *p, const assay_param_spec *s)
                                    ASSAY_PHASE_REDUCED_GRAD, p->accumulated));
     for (int i = 0; copies && i < owned.n; i++) {
         plan_add_collective(p, "all_reduce", s->name, replicas, p->accumulated);
-        plan_in(p, "send", part_of(p, s, ".main_grad.shard", owned.shard[i]));
-        plan_out(p, "recv", part_of(p, s, more ? ".main_grad.dp_sum" : ".main_grad", owned.shard[i]));
+        plan_in(p, "send", plan_part(p, s, ".main_grad.shard", -1, owned.shard[i]));
+        plan_out(p, "recv", plan_part(p, s, more ? ".main_grad.dp_sum" : ".main_grad", -1, owned.shard[i]));
     }
 }
 
@@ -79,15 +71,15 @@ static void sum_replicas(plan *p, const assay_param_spec *s)
     }
     const plan_pieces owned = plan_pieces_of(p, s);
     for (int i = 0; i < owned.n; i++) {
-        plan_tensor send = part_of(p, s,
-                                   copies      ? ".main_grad.dp_sum"
-                                   : scattered ? ".main_grad.sum"
-                                               : ".main_grad.shard",
-                                   owned.shard[i]);
-        send.microbatch = !copies && scattered ? p->share.n_microbatches - 1 : -1;
+        const plan_tensor send =
+            plan_part(p, s,
+                      copies      ? ".main_grad.dp_sum"
+                      : scattered ? ".main_grad.sum"
+                                  : ".main_grad.shard",
+                      !copies && scattered ? p->share.n_microbatches - 1 : -1, owned.shard[i]);
         plan_add_collective(p, "all_reduce", s->name, group, p->accumulated);
         plan_in(p, "send", send);
-        plan_out(p, "recv", part_of(p, s, ".main_grad", owned.shard[i]));
+        plan_out(p, "recv", plan_part(p, s, ".main_grad", -1, owned.shard[i]));
         if (group == ASSAY_GROUP_KV && owned.shard[i] != NULL)
             plan_int(p, "start",
                      plan_is_kv_shared(p, s, owned.shard[i]) ? 0 : assay_shard_count(owned.shard[i]));
