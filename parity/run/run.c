@@ -57,6 +57,17 @@ static const char *task_label(const parity_task *t, char out[PARITY_TASK_LABEL])
     return out;
 }
 
+enum { NOT_RUN = -1 }; /* in place of a wait status */
+
+/* How a child ends: its part is written, and all of it passed or not; any other code: there is no part (1 is a sanitizer's). */
+enum { ALL_PASSED = 0, NO_PART = 2, NOT_ALL_PASSED = 3 };
+
+static bool left_a_part(int status)
+{
+    return status != NOT_RUN && WIFEXITED(status) &&
+           (WEXITSTATUS(status) == ALL_PASSED || WEXITSTATUS(status) == NOT_ALL_PASSED);
+}
+
 /* In the child: runs the task, writes its part; a task that could not run is one skipped result with the
  * reason. */
 static int child_main(parity_run_state *s, int index)
@@ -74,7 +85,7 @@ static int child_main(parity_run_state *s, int index)
     /* Choices of algorithms may be read from a file (gpu/product_plans.h), but stand still while runs are compared by their bits. */
     setenv("ASSAY_PRODUCT_PLANS_TIME", "0", 1);
     if (parity_report_create(&report) != ASSAY_OK)
-        return 2;
+        return NO_PART;
     if (parity_run_task(&s->o, &s->engine, t, report, facts) != ASSAY_OK) {
         parity_result r;
         parity_result_init(&r);
@@ -90,13 +101,14 @@ static int child_main(parity_run_state *s, int index)
         st = assay_json_save(facts, path);
     int64_t passed, failed, skipped;
     parity_report_totals(report, &passed, &failed, &skipped);
-    if (st == ASSAY_OK && failed == 0 && skipped == 0 && !s->o.keep)
+    const bool all_passed = failed == 0 && skipped == 0;
+    if (st == ASSAY_OK && all_passed && !s->o.keep)
         st = assay_remove_tree(t->dir, s->o.report_dir);
     if (st != ASSAY_OK)
         assay_error_print(stderr, "assay run", 0);
     parity_report_destroy(report);
     json_decref(facts);
-    return st == ASSAY_OK ? 0 : 2;
+    return st != ASSAY_OK ? NO_PART : all_passed ? ALL_PASSED : NOT_ALL_PASSED;
 }
 
 static assay_status start_task(parity_run_state *s, int slot, int index)
@@ -112,8 +124,6 @@ static assay_status start_task(parity_run_state *s, int slot, int index)
     s->running[slot] = index;
     return ASSAY_OK;
 }
-
-enum { NOT_RUN = -1 }; /* in place of a wait status */
 
 /* A part that was taken over is in the report; all of them are as large as results.jsonl again. */
 static assay_status remove_part(const parity_run_state *s, int index, const char *extension)
@@ -133,8 +143,7 @@ static assay_status collect(parity_run_state *s, int index, int status)
     const parity_task *t = &s->tasks[index];
     part_path(s, index, "results", path);
     const int64_t before = parity_report_count(s->report);
-    const bool loaded = status != NOT_RUN && WIFEXITED(status) && WEXITSTATUS(status) == 0 &&
-                        parity_report_load_part(s->report, path) == ASSAY_OK;
+    const bool loaded = left_a_part(status) && parity_report_load_part(s->report, path) == ASSAY_OK;
     const bool empty = parity_report_count(s->report) == before;
     if (loaded && empty && s->o.check[0] != 0)
         return ASSAY_OK; /* --check asks for one that this case does not have, as routing of a dense model */
@@ -154,7 +163,10 @@ static assay_status collect(parity_run_state *s, int index, int status)
     snprintf(r.precision, sizeof r.precision, "%s", assay_precision_name(t->precision));
     snprintf(r.variants, sizeof r.variants, "%s", t->variant);
     snprintf(r.engine, sizeof r.engine, "%s", s->engine.name);
-    if (status == NOT_RUN)
+    if (status == NOT_RUN && s->first_not_passed >= 0)
+        snprintf(r.message, sizeof r.message, "did not run to its end: --fail-fast, and %.400s did not pass",
+                 task_label(&s->tasks[s->first_not_passed], label));
+    else if (status == NOT_RUN)
         snprintf(r.message, sizeof r.message,
                  "did not run to its end: assay run was stopped by signal %d (%s)", (int)stopped_by,
                  strsignal((int)stopped_by));
@@ -182,6 +194,8 @@ static assay_status wait_one(parity_run_state *s, int *finished)
             s->running[k] = -1;
             (*finished)++;
             s->status[index] = status;
+            if (s->o.fail_fast && status != ALL_PASSED)
+                s->first_not_passed = index;
             return ASSAY_OK;
         }
     return ASSAY_OK;
@@ -195,7 +209,8 @@ static assay_status run_tasks(parity_run_state *s, assay_progress *progress)
         s->running[k] = -1;
     for (int i = 0; i < s->n_tasks; i++)
         s->status[i] = NOT_RUN;
-    while (finished < s->n_tasks && stopped_by == 0) {
+    s->first_not_passed = -1;
+    while (finished < s->n_tasks && stopped_by == 0 && s->first_not_passed < 0) {
         if (finished == started) /* nothing runs */
             s->available = parity_run_memory_available();
         for (int k = 0; k < s->o.jobs && started < s->n_tasks; k++) {

@@ -15,7 +15,7 @@ typedef struct parity_run_options {
     int shard, shards;         /* i of n, from 1 */
     double timeout_s;          /* of one engine run */
     double collective_timeout; /* of a collective; 0: the engine's own */
-    bool keep, quiet;
+    bool keep, quiet, fail_fast;
     int n_files, n_layouts, n_cases;
     char files[16][ASSAY_PATH];                          /* case files; none: those that come with assay */
     char cases[PARITY_MAX_CASE_NAMES][64];               /* filter by name */
@@ -77,6 +77,7 @@ typedef struct parity_run_state {
     int n_tasks, n_combinations; /* of them, before the matrix chose */
     int *order;                  /* in which tasks start; -1: has */
     int *status;                 /* of each task's child */
+    int first_not_passed;        /* the task that ended the run, with fail_fast; -1: none */
     pid_t pids[PARITY_MAX_JOBS];
     int running[PARITY_MAX_JOBS]; /* task of each child, -1 = free */
     double available;             /* bytes that the machine had for us when nothing of it ran */

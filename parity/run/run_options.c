@@ -23,6 +23,7 @@ const assay_extra_option parity_run_option_list[] = {
     {"jobs", "N", "tasks side by side (default: half as many again as processors, at most 16)"},
     {"shard", "I/N", "run part I of N of the matrix (join with: assay report merge)"},
     {"timeout", "SECONDS", "time limit of one engine run (default 600)"},
+    {"fail_fast", NULL, "stop at the first task that does not pass; the others are skipped"},
     {"keep", NULL, "keep traces and checkpoints of passed tasks"},
     {"quiet", NULL, "no progress"},
     {NULL, NULL, NULL}};
@@ -117,7 +118,9 @@ assay_status parity_run_option(void *user, const char *name, const char *text)
         ASSAY_TRY(assay_layout_parse(text, &p));
         return assay_option_text(name, text, o->layouts[o->n_layouts++], ASSAY_LAYOUT_TEXT);
     }
-    if (strcmp(name, "keep") == 0)
+    if (strcmp(name, "fail_fast") == 0)
+        o->fail_fast = true;
+    else if (strcmp(name, "keep") == 0)
         o->keep = true;
     else if (strcmp(name, "quiet") == 0)
         o->quiet = true;

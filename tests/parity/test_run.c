@@ -34,6 +34,23 @@ static bool is_failed_all_reduce(const json_t *o)
            strcmp(op, "all_reduce") == 0;
 }
 
+/* With --fail-fast the first task that does not pass ends the run, and what did not run is skipped with that reason. */
+Test(run, fail_fast_stops_at_the_first_task_that_does_not_pass)
+{
+    cli_result r =
+        cli_run("run --engine sim --quiet --report rep --fail-fast --jobs 1 --precision fp32 --matrix full "
+                "--layout 1 --layout tp2 --layout dp2 --fault skip_all_reduce case.json");
+    cr_expect(r.code == 1 && !cli_unclean(&r), "exit code %d\n%s", r.code, r.err);
+    const counts c = totals(&r);
+    cr_expect(c.passed > 0 && c.failed > 0 && c.skipped > 0, "%s", r.out);
+    cr_expect(strstr(r.out, "did not run to its end: --fail-fast, and tiny fp32 tp2") != NULL, "%s", r.out);
+    expect_reports("rep", c);
+    cli_free(&r);
+    r = cli_run("run --engine sim --quiet --report rep --fail-fast --layout 1 --layout dp2 case.json");
+    cr_expect(r.code == 0 && totals(&r).skipped == 0, "exit code %d\n%s", r.code, r.out);
+    cli_free(&r);
+}
+
 /* The planted fault is found at its operation, and the command that the report gives finds it again. */
 Test(run, a_missing_all_reduce_is_named_and_fails_again)
 {
