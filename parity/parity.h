@@ -195,8 +195,8 @@ bool parity_ladder_answers(const parity_ladder *l, const char *selection, const 
  * one of the family is of that one.  A skip where no recorded operation has such a kernel. */
 assay_status parity_check_kernels(const assay_trace *t, const parity_ladder *ladder, const char *selection,
                                   const char *act, parity_report *report);
-/* A claim for each requested operation, which every rung was to answer: each that the doctor lists for this dtype and device has, and
- * no other. */
+/* A claim for each requested operation and kind of its inputs (lattice: check exact; random: check local), which every rung was to
+ * answer: each that the doctor lists for this dtype and device has, and no other. */
 assay_status parity_check_rungs(const char *request_dir, const char *answer_dir, const parity_ladder *ladder,
                                 const char *act, parity_report *report);
 /* recompute.c: what ran again for the backward pass read and wrote the bits of its first run (check bitwise) */

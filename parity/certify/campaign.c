@@ -285,7 +285,6 @@ static assay_status run_all(campaign *c, int64_t first, int64_t last)
 assay_status certify_campaign(const certify_options *o, const char *work, int *code)
 {
     parity_engine e;
-    json_t *operations = NULL;
     FILE *table = NULL;
     int64_t first, last, open = 0;
     assay_status st = ASSAY_OK;
@@ -298,8 +297,10 @@ assay_status certify_campaign(const certify_options *o, const char *work, int *c
                 o->operation);
     ASSAY_TRY(parity_engine_find(o->engine, o->program[0] != '\0' ? o->program : NULL, &e));
     campaign c = {.o = o, .e = &e, .work = work, .rungs = parity_engine_highest_variant(&e) + 1};
-    ASSAY_TRY_GOTO(parity_engine_operations(&e, &operations), st, done);
-    c.operations = operations;
+    ASSAY_TRY_GOTO(parity_engine_learn(&e), st, done);
+    ASSAY_CHECK_GOTO(e.ladder.operations != NULL, ASSAY_FORMAT, st, done,
+                     "%s doctor --ops: expected a list 'operations'", e.program);
+    c.operations = e.ladder.operations;
     if (o->cells[0] != '\0') { /* before the work, and over nothing */
         table = fopen(o->cells, "wx");
         ASSAY_CHECK_GOTO(table != NULL, ASSAY_IO, st, done,
@@ -328,7 +329,6 @@ assay_status certify_campaign(const certify_options *o, const char *work, int *c
 done:
     if (table != NULL)
         fclose(table);
-    json_decref(operations);
     parity_engine_free(&e);
     free(c.shapes);
     free(c.cells);

@@ -54,23 +54,19 @@ static const json_t *row_of(const campaign *c, const char *op)
     return NULL;
 }
 
-/* Whether a rung takes activations of this dtype: any, where its row names none. */
-static bool takes(const json_t *variant, const char *act)
-{
-    const char *only = json_string_value(json_object_get(variant, "act"));
-    return only == NULL || strcmp(only, act) == 0;
-}
-
-/* A rung that is listed has run in every dtype that it takes, on all data; one that is not listed has not run. */
+/* A rung that is listed has run in every dtype that it takes on this device, on all data; one that is not listed has not run. */
 static bool print_rung(const campaign *c, const char *op, const json_t *variant, int rung, int64_t shapes)
 {
     const coverage v = covered(c, op, rung);
     bool whole = variant != NULL && v.pairs == v.of;
     char said[96] = "";
     int64_t calls = 0;
+    bool any = false;
     for (int a = 0; a < ACTS; a++) {
-        const bool taken = takes(variant, campaign_acts[a]), ran = v.calls[a] > 0;
+        const bool taken = parity_ladder_takes(&c->e->ladder, op, rung, campaign_acts[a]),
+                   ran = v.calls[a] > 0;
         calls += v.calls[a];
+        any = any || taken;
         whole = whole && taken == ran;
         if (taken != ran && variant != NULL)
             snprintf(said + strlen(said), sizeof said - strlen(said), "  %s in %s%s", ran ? "ran" : "never",
@@ -78,6 +74,10 @@ static bool print_rung(const campaign *c, const char *op, const json_t *variant,
     }
     if (variant == NULL && calls == 0)
         return true;
+    if (!any && calls == 0) {
+        printf("%-26s k%-3d takes nothing on this device\n", op, rung);
+        return true;
+    }
     printf("%-26s k%-3d %9lld %9lld  %4lld of %-4lld %6lld of %-6lld %s%.0d%s\n", op, rung,
            (long long)v.calls[0], (long long)v.calls[1], (long long)v.shapes, (long long)shapes,
            (long long)v.pairs, (long long)v.of, calls > 0 && v.least == 0 ? "0" : "",

@@ -31,18 +31,33 @@ static double far_gate(const parity_ask *q, int64_t i)
     return at == 32.0 ? 128.0 : at;
 }
 
-/* [gate | up] rows of an odd width would need the row; the widths below make the column i % columns. */
-enum { WIDTH = 6 };
+/* Rows of [gate | up]: a few columns, and as many as are taken eight at a time. */
+enum { NARROW = 6, WIDE = 264 };
+
+static bool is_gate(int64_t i, int64_t width)
+{
+    return i % (2 * width) < width;
+}
 
 static double gate_up(const parity_ask *q, int64_t i)
 {
-    return i % (2 * WIDTH) < WIDTH ? gate(q, i) : parity_lattice(q, i);
+    return is_gate(i, NARROW) ? gate(q, i) : parity_lattice(q, i);
+}
+
+static double wide_gate_up(const parity_ask *q, int64_t i)
+{
+    return is_gate(i, WIDE) ? gate(q, i) : parity_lattice(q, i);
 }
 
 /* The gradient of a row's probability is a sum over its columns. */
 static double far_gate_up(const parity_ask *q, int64_t i)
 {
-    return i % (2 * WIDTH) < WIDTH ? far_gate(q, i) : parity_lattice(q, i);
+    return is_gate(i, NARROW) ? far_gate(q, i) : parity_lattice(q, i);
+}
+
+static double wide_far_gate_up(const parity_ask *q, int64_t i)
+{
+    return is_gate(i, WIDE) ? far_gate(q, i) : parity_lattice(q, i);
 }
 
 static double power_of_two(const parity_ask *q, int64_t i)
@@ -85,13 +100,17 @@ static void add_cut_norm(parity_ask *q, int64_t t, int64_t h)
     }
 }
 
-static void add_swiglu(parity_ask *q, int64_t t, bool probs)
+static void add_swiglu(parity_ask *q, int64_t t, bool wide, bool probs)
 {
+    const int64_t width = wide ? WIDE : NARROW;
     for (int back = 0; back < 2; back++) {
         parity_ask_begin(q, back ? "swiglu_bwd" : "swiglu_fwd");
         if (back)
-            parity_ask_2d(q, "dy", q->act, t, WIDTH, parity_lattice);
-        parity_ask_2d(q, "x", q->act, t, 2 * WIDTH, back ? far_gate_up : gate_up);
+            parity_ask_2d(q, "dy", q->act, t, width, parity_lattice);
+        if (wide)
+            parity_ask_2d(q, "x", q->act, t, 2 * width, back ? wide_far_gate_up : wide_gate_up);
+        else
+            parity_ask_2d(q, "x", q->act, t, 2 * width, back ? far_gate_up : gate_up);
         if (probs)
             parity_ask_real(q, "probs", ASSAY_F32, 1, &t, half);
         parity_ask_finish(q);
@@ -428,9 +447,11 @@ void parity_ask_lattice_backward(parity_ask *q)
     add_cut_norm(q, 5, 4);
     add_cut_norm(q, 0, 8);
     add_cut_norm(q, 37, 64);
-    add_swiglu(q, 9, true);
-    add_swiglu(q, 70, false);
-    add_swiglu(q, 0, true);
+    add_swiglu(q, 9, false, true);
+    add_swiglu(q, 70, false, false);
+    add_swiglu(q, 0, false, true);
+    add_swiglu(q, 5, true, true);
+    add_swiglu(q, 3, true, false);
     add_sigmoid_gate(q, 9, 5);
     add_sigmoid_gate(q, 3, 130);
     add_clamp(q, 9, 5, 2.0);

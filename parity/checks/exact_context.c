@@ -71,4 +71,6 @@ void parity_ask_lattice_context(parity_ask *q)
     add_pack(q, 3, 6, 3, 1);
     add_pack(q, 4, 3, 1, 2);
     add_pack(q, 0, 2, 2, 4);
+    add_pack(q, 5, 4, 2, 8); /* 16 bytes at a time */
+    add_pack(q, 3, 6, 3, 24);
 }

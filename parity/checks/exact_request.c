@@ -449,6 +449,8 @@ static void add_moves(parity_ask *q)
     add_rope(q, 5, 3, 8, 8);
     add_rope(q, 7, 1, 8, 4);
     add_rope(q, 0, 2, 4, 4);
+    add_rope(q, 9, 2, 16, 16); /* eight pairs at a time */
+    add_rope(q, 3, 3, 40, 32);
     add_qkv_rope(q, 5, 3, 1, 16, 16);
     add_qkv_rope(q, 3, 4, 2, 40, 16);
     add_qkv_rope(q, 7, 2, 2, 6, 4);
@@ -476,6 +478,8 @@ static void add_others(parity_ask *q)
     add_norm(q, 1, 1);
     add_norm(q, 0, 4);
     add_norm(q, 3, 129);
+    add_norm(q, 37, 64); /* eight elements at a time */
+    add_norm(q, 3, 264);
     add_cut_norm(q, 5, 3);
     add_cut_norm(q, 0, 4);
     add_cut_norm(q, 37, 16);

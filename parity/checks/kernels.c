@@ -103,12 +103,20 @@ static const assay_op *kernel_of(const assay_trace_op *op)
                : row;
 }
 
-static void count(const assay_trace *t, counts *c)
+/* Which records of a request count: inputs on a lattice ("exact.adamw.7") or random ones ("local.zero_mean.adamw.7"). */
+typedef enum kind { ANY, LATTICE, RANDOM } kind;
+
+static bool is_of_kind(const assay_trace_op *op, kind wanted)
+{
+    return wanted == ANY || (strncmp(op->instance, "local.", 6) == 0) == (wanted == RANDOM);
+}
+
+static void count(const assay_trace *t, kind wanted, counts *c)
 {
     for (int rank = 0; rank < assay_trace_world(t); rank++)
         for (int64_t i = 0; i < assay_trace_n_ops(t, rank); i++) {
             const assay_trace_op *op = assay_trace_op_at(t, rank, i);
-            const assay_op *row = kernel_of(op);
+            const assay_op *row = is_of_kind(op, wanted) ? kernel_of(op) : NULL;
             int k = 0;
             while (row != NULL && assay_op_at(k) != row)
                 k++;
@@ -201,7 +209,7 @@ assay_status parity_check_kernels(const assay_trace *t, const parity_ladder *lad
         c.n++;
     c.ran = calloc((size_t)c.n, sizeof *c.ran);
     ASSAY_CHECK(c.ran != NULL, ASSAY_OUT_OF_MEMORY, "kernels of %d operations", c.n);
-    count(t, &c);
+    count(t, ANY, &c);
     for (const char *at = selection; st == ASSAY_OK && next_word(&at, word, family, &variant);) {
         parity_result r;
         if (variant < 0)
@@ -219,29 +227,27 @@ assay_status parity_check_kernels(const assay_trace *t, const parity_ladder *lad
 
 /* --- of single operations ----------------------------------------------------------------------------------- */
 
-static bool is_asked(const assay_trace *request, const char *op, const char *act, bool *lattice)
+static bool is_asked(const assay_trace *request, kind wanted, const char *op, const char *act)
 {
-    bool found = false;
     for (int rank = 0; rank < assay_trace_world(request); rank++)
         for (int64_t i = 0; i < assay_trace_n_ops(request, rank); i++) {
             const assay_trace_op *asked = assay_trace_op_at(request, rank, i);
             const char *own = json_string_value(json_object_get(asked->attrs, "act"));
-            if (strcmp(asked->op, op) != 0 || strcmp(own != NULL ? own : "F32", act) != 0)
-                continue;
-            found = true;
-            *lattice = *lattice || strncmp(asked->instance, "local.", 6) != 0;
+            if (is_of_kind(asked, wanted) && strcmp(asked->op, op) == 0 &&
+                strcmp(own != NULL ? own : "F32", act) == 0)
+                return true;
         }
-    return found;
+    return false;
 }
 
-/* Every kernel of the operation that takes this dtype here has an answer, and no other has. */
-static assay_status judge_rungs(const counts *c, int row, bool lattice, parity_report *report)
+/* Every kernel of the operation that takes this dtype here has an answer of this kind, and no other has. */
+static assay_status judge_rungs(const counts *c, int row, kind asked, parity_report *report)
 {
     const char *op = assay_op_at(row)->name;
     bool holds = true;
     parity_result r;
     parity_result_init(&r);
-    r.check = lattice ? PARITY_CHECK_EXACT : PARITY_CHECK_LOCAL;
+    r.check = asked == LATTICE ? PARITY_CHECK_EXACT : PARITY_CHECK_LOCAL;
     snprintf(r.op, sizeof r.op, "%s", op);
     snprintf(r.instance, sizeof r.instance, "kernels");
     for (int k = VARIANTS - 1; k >= 0; k--) {
@@ -250,7 +256,8 @@ static assay_status judge_rungs(const counts *c, int row, bool lattice, parity_r
             continue;
         snprintf(r.tensor, sizeof r.tensor, "k%d", k);
         if (has)
-            parity_result_fail(&r, "k%d of %s answered nothing: no request of %s reached it", k, op, c->act);
+            parity_result_fail(&r, "k%d of %s answered nothing: no request of %s with %s inputs reached it",
+                               k, op, c->act, asked == LATTICE ? "lattice" : "random");
         else
             parity_result_fail(&r, "k%d of %s answered, which the engine's doctor does not have for %s", k,
                                op, c->act);
@@ -272,6 +279,21 @@ static assay_status add_unknown(parity_report *report)
     return parity_report_add(report, &r);
 }
 
+static assay_status judge_kind(const assay_trace *request, const assay_trace *answer, kind asked, counts *c,
+                               parity_report *report)
+{
+    assay_status st = ASSAY_OK;
+    c->ran = calloc((size_t)c->n, sizeof *c->ran);
+    ASSAY_CHECK(c->ran != NULL, ASSAY_OUT_OF_MEMORY, "kernels of %d operations", c->n);
+    count(answer, asked, c);
+    for (int i = 0; i < c->n && st == ASSAY_OK; i++)
+        if (!assay_op_at(i)->collective && is_asked(request, asked, assay_op_at(i)->name, c->act))
+            st = judge_rungs(c, i, asked, report);
+    free(c->ran);
+    c->ran = NULL;
+    return st;
+}
+
 assay_status parity_check_rungs(const char *request_dir, const char *answer_dir, const parity_ladder *ladder,
                                 const char *act, parity_report *report)
 {
@@ -284,16 +306,9 @@ assay_status parity_check_rungs(const char *request_dir, const char *answer_dir,
     ASSAY_TRY_GOTO(assay_trace_open(&answer, answer_dir, false), st, done);
     while (assay_op_at(c.n) != NULL)
         c.n++;
-    c.ran = calloc((size_t)c.n, sizeof *c.ran);
-    ASSAY_CHECK_GOTO(c.ran != NULL, ASSAY_OUT_OF_MEMORY, st, done, "kernels of %d operations", c.n);
-    count(answer, &c);
-    for (int i = 0; i < c.n && st == ASSAY_OK; i++) {
-        bool lattice = false;
-        if (!assay_op_at(i)->collective && is_asked(request, assay_op_at(i)->name, act, &lattice))
-            st = judge_rungs(&c, i, lattice, report);
-    }
+    for (kind k = LATTICE; k <= RANDOM && st == ASSAY_OK; k++)
+        st = judge_kind(request, answer, k, &c, report);
 done:
-    free(c.ran);
     assay_trace_close(answer);
     assay_trace_close(request);
     return st;

@@ -303,7 +303,7 @@
     }
 #define ROWS_SIZES                                                                                           \
     {                                                                                                        \
-        "T=7 K=2 R=14 H=5", "T=1 K=1 R=1 H=1", "T=0 K=2 R=0 H=3", "T=13 K=3 R=39 H=70"                       \
+        "T=7 K=2 R=14 H=5", "T=1 K=1 R=1 H=1", "T=0 K=2 R=0 H=3", "T=13 K=3 R=39 H=70", "T=13 K=3 R=39 H=72" \
     }
 #define LOSS_SIZES                                                                                           \
     {                                                                                                        \
@@ -626,7 +626,7 @@ const parity_ask_row parity_ask_table[] = {
      {"n=33 K=2 E=3 T=12 | experts=E capacity=5 start=21 length=T"}},
     {"gather_rows",
      {{.name = "x"}, {SLOT("index", BELOW), .of = "m"}},
-     {"m=7 n=14 H=5", "m=1 n=1 H=1", "m=0 n=0 H=3", "m=13 n=39 H=70"}},
+     {"m=7 n=14 H=5", "m=1 n=1 H=1", "m=0 n=0 H=3", "m=13 n=39 H=70", "m=13 n=39 H=72"}},
     {"gather_rows", /* rows of integers */
      {{SLOT("x", BELOW), .of = "N"}, {SLOT("index", BELOW), .of = "m"}},
      {"m=7 n=14 H=5 N=1000000"}},

@@ -34,6 +34,12 @@ if [[ -n $illegal && ! -e $out.once ]]; then
     esac
     exit 0
 fi
+# A device of before: it says that k1 takes nothing there, and k1 does not run.
+if [[ $PLANT == older && ${arguments[0]} == doctor ]]; then
+    answer | sed -e 's/"compute_capability": "9.0"/"compute_capability": "8.0"/' \
+        -e '/"op": "add_rmsnorm_fwd"/,/"op": "rmsnorm_bwd/{/"name": "k1"/,/by_library/s/"least_capability": 80/"least_capability": 90/}'
+    exit
+fi
 # What the engine says of its rungs: an operation less, k1 and k2 that are for F32 alone, k1 that is a library's.
 if [[ ${arguments[*]} == 'doctor --ops' ]]; then
     case $PLANT in
@@ -61,7 +67,7 @@ eps | odd) # a wrong number: the norm has another eps than the request says, or 
     done
     ;;
 narrow*) [[ $request != *.BF16 ]] || arguments+=(--variant=k0) ;; # bf16 never runs the rungs above
-lowest) [[ -z $request ]] || arguments+=(--variant=k0) ;; # it has no other rungs than it says
+lowest | older) [[ -z $request ]] || arguments+=(--variant=k0) ;; # it has no other rungs than it says
 dies) [[ -z $request ]] || exit 7 ;;
 falters) # the first run in bf16 answers and ends badly
     [[ $request != *.BF16 || -e ${out%/*}/once ]] || {

@@ -68,6 +68,19 @@ Test(certify_campaign, a_round_without_a_fault)
     cli_free(&r);
 }
 
+/* A rung that takes nothing on this device is not missing. */
+Test(certify_campaign, a_rung_of_a_newer_device)
+{
+    setenv("ENGINE", ASSAY_BIN_DIR "/assay-sim", 1);
+    setenv("PLANT", "older", 1);
+    cli_result r = cli_run("certify --engine sim --operation add_rmsnorm_fwd --campaign 72 "
+                           "--program " ASSAY_SOURCE_DIR "/tests/certify/planted_engine.sh");
+    cli_expect_success(&r, "a round");
+    expect(&r, 0, "add_rmsnorm_fwd            k1   takes nothing on this device", "k1");
+    expect(&r, 0, "every rung ran on every data mode at every shape that it takes", "the round");
+    cli_free(&r);
+}
+
 /* Each fault is a finding, with the command that asks again. */
 Test(certify_campaign, planted_faults)
 {

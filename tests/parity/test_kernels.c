@@ -68,13 +68,15 @@ typedef struct record {
     int variant;
 } record;
 
-/* A trace of these records, without tensors; act: as an answer says it. */
-static void write_trace(char dir[256], const char *tier, const char *act, const record *records, int n)
+/* A trace of these records, without tensors; act: as an answer says it.  The last `random` of them have random inputs. */
+static void write_trace(char dir[256], const char *tier, const char *act, const record *records, int n,
+                        int random)
 {
     assay_trace_writer *w = open_writer(fresh_path(dir, "trace"), 0, 1, NULL);
     for (int i = 0; i < n; i++) {
         char instance[64];
-        snprintf(instance, sizeof instance, "%s.%s.%d", tier, records[i].op, i);
+        snprintf(instance, sizeof instance, "%s.%s.%d", i < n - random ? tier : "local.zero_mean",
+                 records[i].op, i);
         assay_trace_op op = op_of(records[i].op, instance, ASSAY_PHASE_FORWARD);
         op.variant = records[i].variant;
         snprintf(op.variant_name, sizeof op.variant_name, "k%d", records[i].variant);
@@ -93,7 +95,7 @@ static void judge(const char *selection, const char *act, const parity_ladder *l
     char dir[256];
     assay_trace *t = NULL;
     parity_report *r = NULL;
-    write_trace(dir, "layer", act, records, n);
+    write_trace(dir, "layer", act, records, n, 0);
     must(assay_trace_open(&t, dir, true));
     must(parity_report_create(&r));
     must(parity_check_kernels(t, l, selection, act, r));
@@ -171,15 +173,18 @@ Test(kernels, a_selection_is_what_ran)
     json_decref(l.operations);
 }
 
-/* The answers to a request of attention and linear in BF16. */
+/* The answers to a request of attention and linear; the last `random` of them are those to random inputs, which are asked for, too. */
 static parity_report *judge_rungs(const char *tier, const parity_ladder *l, const char *act,
-                                  const record *answers, int n)
+                                  const record *answers, int n, int random)
 {
-    static const record asked[] = {{"attention_fwd", NULL, 0}, {"linear_fwd", NULL, 0}};
+    static const record asked[] = {{"attention_fwd", NULL, 0},
+                                   {"linear_fwd", NULL, 0},
+                                   {"attention_fwd", NULL, 0},
+                                   {"linear_fwd", NULL, 0}};
     char request[256], answer[256];
     parity_report *r = NULL;
-    write_trace(request, tier, act, asked, 2);
-    write_trace(answer, tier, act, answers, n);
+    write_trace(request, tier, act, asked, random > 0 ? 4 : 2, random > 0 ? 2 : 0);
+    write_trace(answer, tier, act, answers, n, random);
     must(parity_report_create(&r));
     must(parity_check_rungs(request, answer, l, act, r));
     remove_path(request);
@@ -221,7 +226,7 @@ Test(kernels, every_kernel_that_the_doctor_lists_has_answered)
                  "k3 of attention_fwd answered, which the engine's doctor does not have for F32"}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         parity_ladder l = ladder_of(rows[i].capability);
-        parity_report *r = judge_rungs("exact", &l, rows[i].act, all + rows[i].first, rows[i].n);
+        parity_report *r = judge_rungs("exact", &l, rows[i].act, all + rows[i].first, rows[i].n, 0);
         expect_rungs(r, rows[i].passed, rows[i].failed, 0, rows[i].words);
         for (int64_t k = 0; k < parity_report_count(r); k++)
             cr_expect_eq(parity_report_at(r, k)->check, PARITY_CHECK_EXACT);
@@ -229,10 +234,18 @@ Test(kernels, every_kernel_that_the_doctor_lists_has_answered)
         json_decref(l.operations);
     }
     parity_ladder l = ladder_of(90), silent = {NULL, 0};
-    parity_report *r = judge_rungs("local.zero_mean", &l, "BF16", all, 6);
+    parity_report *r = judge_rungs("local.zero_mean", &l, "BF16", all, 6, 0);
     cr_expect_eq(parity_report_at(r, 0)->check, PARITY_CHECK_LOCAL, "random inputs alone were asked");
     parity_report_destroy(r);
-    r = judge_rungs("exact", &silent, "BF16", all, 6);
+    /* a kernel that lattice inputs reach and random ones do not */
+    static const record both[] = {{"attention_fwd", NULL, 1}, {"linear_fwd", NULL, 1},
+                                  {"attention_fwd", NULL, 0}, {"linear_fwd", NULL, 0},
+                                  {"attention_fwd", NULL, 1}, {"attention_fwd", NULL, 0},
+                                  {"linear_fwd", NULL, 0}};
+    r = judge_rungs("exact", &l, "F32", both, 7, 3);
+    expect_rungs(r, 3, 1, 0, "k1 of linear_fwd answered nothing: no request of F32 with random inputs");
+    parity_report_destroy(r);
+    r = judge_rungs("exact", &silent, "BF16", all, 6, 0);
     expect_rungs(r, 0, 0, 1, "does not say which kernels it has");
     parity_report_destroy(r);
     json_decref(l.operations);
