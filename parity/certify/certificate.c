@@ -257,7 +257,7 @@ static assay_status check_time(const char *path, const certify_checked *c, int64
 }
 
 /* The checks were those of this version, for as many seeds as the certificate says. */
-static assay_status check_checks(const char *path, const json_t *c, const certify_checked *out)
+static assay_status check_checks(const char *path, const json_t *c, certify_checked *out)
 {
     char version[64], digest[ASSAY_SHA256_HEX], mine[ASSAY_SHA256_HEX];
     const json_t *assay = json_object_get(c, "assay"),
@@ -271,6 +271,7 @@ static assay_status check_checks(const char *path, const json_t *c, const certif
     ASSAY_CHECK(assay_op_find(asked.op) != NULL, ASSAY_MISMATCH, "%s: operation: unknown '%s'", path,
                 asked.op);
     ASSAY_TRY(assay_json_get_i64(plan, "seeds", true, 1, 1000, path, &asked.seeds));
+    out->seeds = asked.seeds;
     ASSAY_TRY(certify_plan_digest(&asked, mine));
     ASSAY_CHECK(strcmp(digest, mine) == 0, ASSAY_MISMATCH,
                 "%s: the checks (%.16s...) are not those of assay %s (%.16s...)", path, digest, version,

@@ -210,6 +210,7 @@ typedef struct certify_checked {
     char sources[ASSAY_SHA256_HEX]; /* of the judge that made it */
     const char *shapes;             /* what the description takes, a part of `certificate`; "": every size */
     char dtypes[32];                /* of activations, whose outputs were judged: "F32 BF16" */
+    int64_t seeds;                  /* of random inputs that were tried */
     int64_t issued, valid_until;    /* seconds since 1970 */
 } certify_checked;
 /* ASSAY_MISMATCH with the reason: not in canonical form, changed, signed by a key that is not among `keys` (none: any), not yet or no

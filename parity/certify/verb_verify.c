@@ -13,7 +13,9 @@ typedef struct verify_options {
     int n_keys, n_paths;
     const char *path[MAX_PATHS];
     char so[ASSAY_PATH], tier[16], require[1024];
-    int64_t max_age; /* seconds, -1: any */
+    char activations[16]; /* dtypes that the outputs were judged in; "": any */
+    int64_t max_age;      /* seconds, -1: any */
+    int64_t min_seeds;
     bool any_shape, same_sources;
 } verify_options;
 
@@ -36,6 +38,13 @@ static assay_status read_age(const char *text, int64_t *out)
     return ASSAY_OK;
 }
 
+static assay_status read_activations(verify_options *o, const char *text)
+{
+    ASSAY_CHECK(strcmp(text, "F32") == 0 || strcmp(text, "BF16") == 0 || strcmp(text, "F32,BF16") == 0,
+                ASSAY_INVALID_ARGUMENT, "--activations: expected F32, BF16 or F32,BF16, found %s", text);
+    return assay_option_text("activations", text, o->activations, sizeof o->activations);
+}
+
 static assay_status on_option(void *user, const char *name, const char *text)
 {
     verify_options *o = user;
@@ -52,6 +61,10 @@ static assay_status on_option(void *user, const char *name, const char *text)
         *(name[0] == 'a' ? &o->any_shape : &o->same_sources) = true;
         return ASSAY_OK;
     }
+    if (strcmp(name, "activations") == 0)
+        return read_activations(o, text);
+    if (strcmp(name, "min_seeds") == 0)
+        return assay_option_count(name, text, 1, 1000, &o->min_seeds);
     if (strcmp(name, "max_age") == 0)
         return read_age(text, &o->max_age);
     if (strcmp(name, "tier") == 0) {
@@ -113,8 +126,9 @@ static bool same_sources(const certify_checked *c)
 static void extent_text(const certify_checked *c, char *out, size_t capacity)
 {
     const int n =
-        snprintf(out, capacity, "%s %.200s, activations %s", c->shapes[0] != '\0' ? "shapes" : "every",
-                 c->shapes[0] != '\0' ? c->shapes : "shape", c->dtypes[0] != '\0' ? c->dtypes : "none");
+        snprintf(out, capacity, "%s %.200s, activations %s, %lld seed%s",
+                 c->shapes[0] != '\0' ? "shapes" : "every", c->shapes[0] != '\0' ? c->shapes : "shape",
+                 c->dtypes[0] != '\0' ? c->dtypes : "none", (long long)c->seeds, c->seeds == 1 ? "" : "s");
     if (!same_sources(c) && n > 0 && (size_t)n < capacity)
         snprintf(out + n, capacity - (size_t)n,
                  ", judged by other sources of this version (SHA-256 %.16s..., this program's %.16s...)",
@@ -230,28 +244,43 @@ static assay_status read_folder(gate *g, const char *folder, const char (*keys)[
     return ASSAY_OK;
 }
 
-/* The newest good certificate of an operation. */
+/* Why a good certificate is not enough; "": it is. */
+static void not_enough(const gate *g, const certify_checked *c, char why[300])
+{
+    const verify_options *o = g->o;
+    why[0] = '\0';
+    if (o->tier[0] != '\0' && strcmp(c->tier, o->tier) != 0)
+        snprintf(why, 300, "only of another tier");
+    else if (o->max_age >= 0 && g->now - c->issued > o->max_age)
+        snprintf(why, 300, "older than --max-age");
+    else if (o->same_sources && !same_sources(c))
+        snprintf(why, 300, "only judged by other sources than this program's");
+    else if (!o->any_shape && certify_shapes_narrow(c->shapes))
+        snprintf(why, 300, "only for shapes %.200s (--any-shape takes it)", c->shapes);
+    else if (c->seeds < o->min_seeds)
+        snprintf(why, 300, "seeds: expected at least %lld (--min-seeds), found %lld", (long long)o->min_seeds,
+                 (long long)c->seeds);
+    else if ((strstr(o->activations, "BF16") != NULL && strstr(c->dtypes, "BF16") == NULL) ||
+             (strstr(o->activations, "F32") != NULL && strstr(c->dtypes, "F32") == NULL))
+        snprintf(why, 300, "tried with activations %s, expected --activations %s",
+                 c->dtypes[0] != '\0' ? c->dtypes : "none", o->activations);
+}
+
+/* The newest certificate of an operation that is enough. */
 static bool require(const gate *g, const char *op)
 {
     const certify_checked *best = NULL;
-    const char *why = "no certificate";
-    char extent[512], narrow[300];
+    char extent[512], why[300] = "no certificate", here[300];
     const int64_t hour = 3600;
     for (int i = 0; i < g->n; i++) {
         const certify_checked *c = &g->found[i];
         /* a library of send has recv, too */
         if (strcmp(c->operation, strcmp(op, "recv") == 0 ? "send" : op) != 0)
             continue;
-        if (g->o->tier[0] != '\0' && strcmp(c->tier, g->o->tier) != 0)
-            why = "only of another tier";
-        else if (g->o->max_age >= 0 && g->now - c->issued > g->o->max_age)
-            why = "older than --max-age";
-        else if (g->o->same_sources && !same_sources(c))
-            why = "only judged by other sources than this program's";
-        else if (!g->o->any_shape && certify_shapes_narrow(c->shapes)) {
-            snprintf(narrow, sizeof narrow, "only for shapes %.200s (--any-shape takes it)", c->shapes);
-            why = narrow;
-        } else if (best == NULL || c->issued > best->issued)
+        not_enough(g, c, here);
+        if (here[0] != '\0')
+            snprintf(why, sizeof why, "%s", here);
+        else if (best == NULL || c->issued > best->issued)
             best = c;
     }
     if (best != NULL) {
@@ -311,6 +340,8 @@ int parity_main_gate(int argc, char **argv)
         {"require", "OP,FAMILY,...", "each needs a good certificate (a family: each of its operations)"},
         {"tier", "host|sim|gpu", "of this tier (default: any)"},
         {"max_age", "30d", "issued at most so long ago"},
+        {"activations", "F32|BF16|F32,BF16", "outputs were judged with activations of these dtypes"},
+        {"min_seeds", "N", "tried with at least so many seeds (assay certify --seeds)"},
         {"any_shape", NULL, "also take one whose description leaves out sizes, beside empty tensors"},
         {"same_sources", NULL, "made by a judge of this program's sources, not only of its version"},
         {"key", "FILE.pub", "a public key to trust; may stand several times (default: one's own)"},

@@ -223,8 +223,9 @@ static void expect_code(const char *line, int code, const char *word)
     cli_free(&r);
 }
 
-/* The certificate as it would be of a kernel for these shapes, or by another judge; signed by the same key. */
-static void resign(const char *shapes, const char *sources)
+/* The certificate as it would be of a kernel for these shapes, by another judge, or without outputs for activations of a dtype; signed
+ * by the same key. */
+static void resign(const char *shapes, const char *sources, const char *without)
 {
     json_t *whole = NULL;
     certify_key key;
@@ -236,6 +237,11 @@ static void resign(const char *shapes, const char *sources)
                             json_string(shapes));
     if (sources != NULL)
         json_object_set_new(json_object_get(inner, "assay"), "sources", json_string(sources));
+    json_t *outputs = json_object_get(inner, "outputs");
+    for (size_t i = json_array_size(outputs); i-- > 0 && without != NULL;)
+        if (strcmp(json_string_value(json_object_get(json_array_get(outputs, i), "activations")), without) ==
+            0)
+            json_array_remove(outputs, i);
     cr_assert_eq(certify_sign(inner, &key, cli_file("others/resigned.json")), ASSAY_OK);
     json_decref(whole);
 }
@@ -257,18 +263,19 @@ Test(certify, what_a_certificate_is_good_for)
 {
     make_certificate();
     expect_code("verify --same-sources certs/rmsnorm_fwd-example_rmsnorm-host.json", 0,
-                "tier host, every shape, activations F32 BF16, issued");
+                "tier host, every shape, activations F32 BF16, 1 seed, issued");
     expect_code("gate --require rmsnorm_fwd --same-sources certs", 0,
-                "tier host, every shape, activations F32 BF16, 0 hours old");
+                "tier host, every shape, activations F32 BF16, 1 seed, 0 hours old");
     cr_assert_eq(assay_mkdir_p(cli_file("others")), ASSAY_OK);
-    resign("T>=1 H>=1", NULL);
+    resign("T>=1 H>=1", NULL, NULL);
     expect_code("gate --require rmsnorm_fwd others", 0, "tier host, shapes T>=1 H>=1, activations F32 BF16,");
-    resign("H=8 T=1", NULL);
+    resign("H=8 T=1", NULL, NULL);
     expect_code("gate --require rmsnorm_fwd others", 1,
                 "MISSING  rmsnorm_fwd: only for shapes H=8 T=1 (--any-shape takes it)");
     expect_code("gate --require rmsnorm_fwd --any-shape others", 0, "tier host, shapes H=8 T=1, activations");
-    expect_code("verify others/resigned.json", 0, "tier host, shapes H=8 T=1, activations F32 BF16, issued");
-    resign(NULL, "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef");
+    expect_code("verify others/resigned.json", 0,
+                "tier host, shapes H=8 T=1, activations F32 BF16, 1 seed, issued");
+    resign(NULL, "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef", NULL);
     expect_code("verify others/resigned.json", 0,
                 "judged by other sources of this version (SHA-256 0123456789abcdef..., this program's ");
     expect_code("verify --same-sources others/resigned.json", 1,
@@ -277,6 +284,10 @@ Test(certify, what_a_certificate_is_good_for)
                 "judged by other sources of this version (SHA-256 0123456789abcdef...");
     expect_code("gate --require rmsnorm_fwd --same-sources others", 1,
                 "MISSING  rmsnorm_fwd: only judged by other sources than this program's");
+    resign(NULL, NULL, "BF16");
+    expect_code("gate --require rmsnorm_fwd --activations F32 others", 0, "activations F32, 1 seed");
+    expect_code("gate --require rmsnorm_fwd --activations BF16 others", 1,
+                "MISSING  rmsnorm_fwd: tried with activations F32, expected --activations BF16");
 }
 
 Test(certify, verify_and_gate)
@@ -291,6 +302,11 @@ Test(certify, verify_and_gate)
     expect_code("verify nothing.json", 2, NULL);
     expect_code("gate --require rmsnorm_fwd --tier host --max-age 30d certs", 0, "1 passed, 0 failed");
     expect_code("gate --require rmsnorm_fwd --tier gpu certs", 1, "only of another tier");
+    expect_code("gate --require rmsnorm_fwd --activations F32,BF16 --min-seeds 1 certs", 0,
+                "1 passed, 0 failed");
+    expect_code("gate --require rmsnorm_fwd --min-seeds 2 certs", 1,
+                "MISSING  rmsnorm_fwd: seeds: expected at least 2 (--min-seeds), found 1");
+    expect_code("gate --require rmsnorm_fwd --activations F16 certs", 2, "expected F32, BF16 or F32,BF16");
     expect_code("gate --require rmsnorm certs", 1, "MISSING  rmsnorm_bwd");
     expect_code("gate --require , certs", 2, "expected operations or families, found none in ','");
     expect_code("gate --require rmsnorm_fwd,swiglu_fwd certs", 1, "MISSING  swiglu_fwd");
