@@ -315,6 +315,16 @@ static assay_status run_training(parity_task_state *s)
     return ASSAY_OK;
 }
 
+/* Each word of a selection is what ran. */
+static assay_status judge_selection(parity_task_state *s, const char *answer, parity_report *report)
+{
+    assay_trace *t = NULL;
+    ASSAY_TRY(assay_trace_open(&t, answer, false));
+    const assay_status st = parity_check_kernels(t, &s->e->ladder, s->train.variant, act_of(s->t), report);
+    assay_trace_close(t);
+    return st;
+}
+
 /* Results of the check that was asked for; all when none was. */
 static assay_status judge_operations(parity_task_state *s, const char *request, const char *answer,
                                      bool every)
@@ -325,6 +335,8 @@ static assay_status judge_operations(parity_task_state *s, const char *request, 
     ASSAY_TRY_GOTO(parity_check_exact(request, answer, every, all), st, done);
     if (every)
         ASSAY_TRY_GOTO(parity_check_rungs(request, answer, &s->e->ladder, act_of(s->t), all), st, done);
+    else
+        ASSAY_TRY_GOTO(judge_selection(s, answer, all), st, done);
     for (int64_t i = 0; i < parity_report_count(all); i++) {
         const parity_claim *c = parity_report_at(all, i);
         const parity_drawn drawn = parity_report_drawn(all, c);

@@ -60,3 +60,11 @@ Test(run_kernels, operations_that_a_selection_leaves_out_are_said)
     for (int i = 0; i < 2; i++)
         expect_said("honest", "--case operations --variant attention=k0", 2, words[i]);
 }
+
+/* Single operations by one kernel of each family. */
+Test(run_kernels, operations_of_other_kernels_than_were_asked_for_fail)
+{
+    engine_of_other_words("deaf", "s/--variant=k0/--variant=k1/");
+    expect_said("deaf", "--case operations --layout 1 --precision fp32 --variant k0", 1,
+                "k0 was asked for, and ");
+}
