@@ -87,8 +87,15 @@ static assay_status turn_fusion(const parity_task_state *s, assay_train_options 
     return ASSAY_OK;
 }
 
-/* Passes of a microbatch as CUDA graphs, where they can be and where there are so many that one is launched without being captured.  A
- * run with a planted fault launches one by one. */
+/* Whether some pass is launched again as a graph: the first of a direction runs as it is, the next time a pass is captured, then it is
+ * launched; a first forward that waits for parameters and a last backward that sends gradients are never captured (gpu/graph.c). */
+static bool launches_again(const assay_train_options *o, int64_t steps, int64_t microbatches)
+{
+    return microbatches > 1 ? steps >= 2 : steps >= 3 && !(o->overlap_param_gather && o->overlap_grad_reduce);
+}
+
+/* Passes of a microbatch as CUDA graphs, where they can be and where one is launched without being captured.  A run with a planted fault
+ * launches one by one. */
 static assay_status turn_graph(const parity_task_state *s, assay_train_options *o, bool *any)
 {
     assay_parallel_config p;
@@ -97,8 +104,8 @@ static assay_status turn_graph(const parity_task_state *s, assay_train_options *
     ASSAY_CHECK(config != NULL, ASSAY_OUT_OF_MEMORY, "model configuration");
     ASSAY_TRY_GOTO(parity_case_config(s->t->c, config), st, done);
     ASSAY_TRY_GOTO(assay_layout_parse(s->t->layout, &p), st, done);
-    const int64_t steps = s->t->c->steps, dp = p.data_parallel_size;
-    const bool launches = steps >= 3 || (steps == 2 && s->t->c->microbatches >= 2 * dp);
+    const int64_t all = s->t->c->microbatches, dp = p.data_parallel_size;
+    const bool launches = launches_again(o, s->t->c->steps, all % dp == 0 ? all / dp : all);
     const bool takes = assay_inputs_cuda_graph(o, config, &p) == ASSAY_OK;
     assay_error_clear();
     if (launches && takes && o->fault[0] == '\0')
@@ -115,14 +122,17 @@ static assay_status changes_of(const parity_task_state *s, change changes[MAX_CH
                                  {"recompute", turn_recompute},
                                  {"fusion", turn_fusion},
                                  {"graph", turn_graph}};
+    assay_train_options together = s->train; /* a change may leave nothing to the next one */
     changes[0] = (change){"repeat", NULL};
     *n = 1;
     for (size_t i = 0; i < sizeof all / sizeof *all && strcmp(s->t->variant, "fastest") == 0; i++) {
-        assay_train_options unused = s->train;
+        assay_train_options o = together;
         bool any = false;
-        ASSAY_TRY(all[i].make(s, &unused, &any));
-        if (any)
-            changes[(*n)++] = all[i];
+        ASSAY_TRY(all[i].make(s, &o, &any));
+        if (!any)
+            continue;
+        changes[(*n)++] = all[i];
+        together = o;
     }
     return ASSAY_OK;
 }
@@ -197,10 +207,9 @@ static assay_status run_changed(parity_task_state *s, const change *changes, int
 {
     assay_train_options o = s->train;
     char claim[64] = "", file[80];
-    bool any = false, graphs = false;
+    bool any = false;
     for (int i = 0; i < n; i++) {
         const size_t used = strlen(claim);
-        graphs = graphs || changes[i].make == turn_graph;
         snprintf(claim + used, sizeof claim - used, "%s%s", i > 0 ? "+" : "", changes[i].claim);
         if (changes[i].make != NULL)
             ASSAY_TRY(changes[i].make(s, &o, &any));
@@ -212,7 +221,7 @@ static assay_status run_changed(parity_task_state *s, const change *changes, int
         o.save_after = s->t->c->steps - 1;
     }
     ASSAY_TRY(parity_task_engine(s, claim, &o));
-    if (graphs)
+    if (o.enable_cuda_graph)
         ASSAY_TRY(check_launched(s, claim, report));
     return parity_check_bitwise_files(first_out, o.out, claim, report);
 }

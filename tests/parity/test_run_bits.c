@@ -134,6 +134,30 @@ static void engine_behind(const char *name, const char *lines)
 }
 
 /* The right bits are no sign of it: without the option they are those of any run. */
+/* With communication beside compute the only forward of a step waits for parameters, its only backward sends gradients: no pass is left
+ * for a graph, and none is asked for. */
+Test(run_bits, no_graph_is_asked_for_where_every_pass_waits)
+{
+    static const struct {
+        const char *layout, *claim;
+    } rows[] = {{"dp2,zero1", "repeat+overlap+recompute+fusion\""},
+                {"dp2", "repeat+overlap+recompute+fusion+graph\""},
+                {"1", "repeat+recompute+fusion+graph\""}};
+    char *text = strdup(case_text), *steps = strstr(text, "\"steps\": 2");
+    steps[strlen("\"steps\": ")] = '3';
+    cli_write_text(cli_file("case.json"), text);
+    free(text);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        cli_result r = cli_run("run --engine sim --quiet --report rep --layout %s --check bitwise case.json",
+                               rows[i].layout);
+        cli_expect_success(&r, rows[i].layout);
+        cli_free(&r);
+        char *results = cli_read(cli_file("rep/results.jsonl"));
+        cr_expect(strstr(results, rows[i].claim) != NULL, "%s: no claim %s", rows[i].layout, rows[i].claim);
+        free(results);
+    }
+}
+
 Test(run_bits, graphs_that_were_not_launched_again_are_no_graphs)
 {
     engine_behind("unwilling", "for word; do shift; [ \"$word\" = --enable-cuda-graph=true ] || "
