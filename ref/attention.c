@@ -205,9 +205,9 @@ static assay_status attention_bwd(ref_pass *p, ref_tensor *dx, const ref_layer_a
     ASSAY_TRY(ref_ranks_rope_bwd(p, &dk_normed, &dk, &a->k_clipped));
     if (limit > 0.0) {
         const ref_tensor dq_clipped = dq_normed, dk_clipped = dk_normed, dv_clipped = dv;
-        ASSAY_TRY(ref_ranks_clamp_bwd(p, &dq_normed, &dq_clipped, &a->q_normed, limit));
-        ASSAY_TRY(ref_ranks_clamp_bwd(p, &dk_normed, &dk_clipped, &a->k_normed, limit));
-        ASSAY_TRY(ref_ranks_clamp_bwd(p, &dv, &dv_clipped, &a->v, limit));
+        ASSAY_TRY(ref_ranks_clamp_bwd(p, &dq_normed, &dq_clipped, &a->q_normed, limit, REF_CLIP_Q));
+        ASSAY_TRY(ref_ranks_clamp_bwd(p, &dk_normed, &dk_clipped, &a->k_normed, limit, REF_CLIP_K));
+        ASSAY_TRY(ref_ranks_clamp_bwd(p, &dv, &dv_clipped, &a->v, limit, REF_CLIP_V));
     }
     if (w->q_layernorm >= 0) {
         ASSAY_TRY(ref_qk_layernorm_bwd(p, &dq, &dq_normed, &a->q, &a->q_rstd, REF_QK_Q, w->q_layernorm));

@@ -226,15 +226,37 @@ assay_status ref_ranks_clamp(ref_pass *p, ref_tensor *y, const ref_tensor *x, do
     return ref_store(p, y, REF_STORE_ACT);
 }
 
+/* Decided by somebody else (ref_clip_lookup); *replayed false: nobody has. */
+static assay_status replay_clip(ref_pass *p, ref_piece *dx, const ref_piece *dy, ref_clip_operand operand,
+                                bool *replayed)
+{
+    const ref_run_config *run = p->e->run;
+    const int64_t n = dx->rows * dx->cols;
+    void *memory;
+    *replayed = false;
+    if (run->clip == NULL || p->e->grid.world != 1)
+        return ASSAY_OK;
+    ASSAY_TRY(ref_arena_alloc(&p->arena, n, sizeof(bool), &memory));
+    bool *passes = memory;
+    *replayed =
+        run->clip(run->routing_user, p->step, ref_pass_microbatch(p, 0), p->layer, operand, passes, n);
+    for (int64_t i = 0; i < n && *replayed; i++)
+        dx->x[i] = passes[i] ? dy->x[i] : 0.0;
+    return ASSAY_OK;
+}
+
 assay_status ref_ranks_clamp_bwd(ref_pass *p, ref_tensor *dx, const ref_tensor *dy, const ref_tensor *x,
-                                 double limit)
+                                 double limit, ref_clip_operand operand)
 {
     ASSAY_TRY(ref_new_grad(p, dx, x, NULL));
     EACH_RANK(p, r)
     {
+        bool replayed;
         ASSAY_TRY(ref_piece_new(&p->arena, &dx->at[r], x->at[r].rows, x->at[r].cols));
-        ref_clamp_bwd(dx->at[r].x, dy->at[r].x, x->at[r].x, clamp_limit(p, limit),
-                      x->at[r].rows * x->at[r].cols);
+        ASSAY_TRY(replay_clip(p, &dx->at[r], &dy->at[r], operand, &replayed));
+        if (!replayed)
+            ref_clamp_bwd(dx->at[r].x, dy->at[r].x, x->at[r].x, clamp_limit(p, limit),
+                          x->at[r].rows * x->at[r].cols);
     }
     return ref_store(p, dx, REF_STORE_ACT);
 }

@@ -43,7 +43,7 @@ assay_status ref_ranks_add_grad(ref_pass *p, ref_tensor *y, const ref_tensor *a,
 assay_status ref_ranks_clamp(ref_pass *p, ref_tensor *y, const ref_tensor *x, double limit,
                              const char *instance);
 assay_status ref_ranks_clamp_bwd(ref_pass *p, ref_tensor *dx, const ref_tensor *dy, const ref_tensor *x,
-                                 double limit);
+                                 double limit, ref_clip_operand operand);
 /* Dropout of a tensor in the sequence-parallel form: the mask of the rank's tokens in the whole microbatch.  dx is the
  * gradient of x. */
 assay_status ref_ranks_dropout(ref_pass *p, ref_tensor *y, const ref_tensor *x, double share,

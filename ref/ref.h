@@ -30,6 +30,13 @@ typedef enum {
 typedef bool (*ref_routing_lookup)(void *user, int64_t step, int64_t microbatch, int64_t layer,
                                    ref_routing_map map, int64_t *indices, int64_t t, int64_t k);
 
+/* Replayed clips (clip_qkv): fills passes [t * width], whether each value lies within the limit and lets its gradient pass, for the whole
+ * global microbatch (row t = s*B + b, width: heads * head_dim of the operand), and returns true, or returns false to let the reference
+ * decide.  The backward alone asks: a value at the limit is the same number on both sides of it.  layer is global. */
+typedef enum { REF_CLIP_Q, REF_CLIP_K, REF_CLIP_V, REF_CLIP_OPERANDS } ref_clip_operand;
+typedef bool (*ref_clip_lookup)(void *user, int64_t step, int64_t microbatch, int64_t layer,
+                                ref_clip_operand operand, bool *passes, int64_t n);
+
 typedef struct ref_run_config {
     const assay_model_spec *spec;
     const assay_train_options
@@ -42,6 +49,7 @@ typedef struct ref_run_config {
     ref_policy policy;
     ref_routing_lookup routing; /* NULL = own choices */
     void *routing_user;
+    ref_clip_lookup clip; /* NULL = own decisions; a world of 1 only; routing_user is its, too */
     const assay_checkpoint
         *load; /* NULL = it begins with the weights; else with these, behind first_step steps */
     int64_t first_step;

@@ -2,7 +2,7 @@
  *
  * The reference runs once in double and r = 4 times, where those find something 16 times, with every stored tensor rounded as the candidate's
  * recipe rounds it and perturbed besides, all on the candidate's own routing choices (which the routing check
- * has judged).  The spread of the perturbed runs is what rounding can do to a tensor:
+ * has judged) and clips (whole_clips.c).  The spread of the perturbed runs is what rounding can do to a tensor:
  *
  *     || candidate - reference ||  <=  kappa * rms_i || perturbed_i - reference ||  +  u * || reference ||
  *

@@ -31,11 +31,13 @@ struct parity_whole_cache {
     parity_whole_runs **all;
 };
 
-/* The choices of every step, microbatch, layer and map. */
+/* The choices of every step, microbatch, layer and map, and the clips of every operand (whole_clips.c). */
 typedef struct parity_whole_choices {
     const assay_model_spec *spec;
     int64_t steps, microbatches, tokens, k;
-    int64_t *indices; /* [steps][microbatches][layers][2][tokens][k]; first entry -1: not recorded */
+    int64_t
+        *indices;  /* [steps][microbatches][layers][2][tokens][k], first entry -1: not recorded; then clips */
+    int64_t clips; /* of them, the first of clips */
     int64_t count;
     parity_result refused; /* the first that is recorded and cannot be read; passes: none */
 } parity_whole_choices;
@@ -60,6 +62,11 @@ assay_status parity_whole_zeros(const parity_index *x, const assay_model_spec *s
  * word about it.  indices: free(). */
 assay_status parity_whole_read_choices(const parity_whole_cache *cache, const parity_index *x, int64_t steps,
                                        parity_whole_choices *c);
+/* The same of clips: how many numbers they take, what the trace says, and what the reference asks. */
+int64_t parity_whole_clip_numbers(const parity_whole_choices *c);
+assay_status parity_whole_read_clips(const parity_index *x, parity_whole_choices *c);
+bool parity_whole_clip(void *choices, int64_t step, int64_t microbatch, int64_t layer,
+                       ref_clip_operand operand, bool *passes, int64_t n);
 /* At least `runs` perturbed ones, from the cache or made now; owned by the cache. */
 assay_status parity_whole_find_runs(parity_whole_cache *c, assay_precision precision,
                                     parity_whole_choices *choice, int runs, parity_whole_runs **out);

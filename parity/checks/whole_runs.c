@@ -141,7 +141,8 @@ assay_status parity_whole_read_choices(const parity_whole_cache *cache, const pa
                                 .k = m->num_moe_experts > 0 ? m->moe_router_topk : 0};
     parity_result_init(&c->refused);
     c->refused.verdict = PARITY_PASS;
-    c->count = choice_at(c, steps, 0, 0, REF_ROUTING_CHOICE);
+    c->clips = choice_at(c, steps, 0, 0, REF_ROUTING_CHOICE);
+    c->count = c->clips + parity_whole_clip_numbers(c);
     c->indices = malloc(((size_t)c->count + 1) * sizeof *c->indices);
     ASSAY_CHECK(c->indices, ASSAY_OUT_OF_MEMORY, "routing choices");
     memset(c->indices, 0xff, ((size_t)c->count + 1) * sizeof *c->indices);
@@ -157,7 +158,7 @@ assay_status parity_whole_read_choices(const parity_whole_cache *cache, const pa
             }
         }
     }
-    return ASSAY_OK;
+    return parity_whole_read_clips(x, c);
 }
 
 /* --- runs of the reference ---------------------------------------------------------------------------------- */
@@ -211,6 +212,7 @@ static assay_status run_all(const parity_whole_cache *c, const assay_batches *ba
                              .batches = batches,
                              .routing = look_up,
                              .routing_user = choice,
+                             .clip = parity_whole_clip,
                              .want_logits = logits,
                              .want_grads = !logits,
                              .want_states = !logits && batches->training};

@@ -17,12 +17,13 @@ typedef struct setting {
     double **weights;
 } setting;
 
-static void set_up(setting *s)
+static void set_up_with_clip(setting *s, double clip_qkv)
 {
     const char *model = ASSAY_SOURCE_DIR "/golden/models/qwen3_moe";
     memset(s, 0, sizeof *s);
     s->config = malloc(sizeof *s->config);
     must(assay_config_load(model, s->config));
+    s->config->clip_qkv = clip_qkv;
     must(assay_spec_build(s->config, &s->spec));
     must(assay_batches_open(&s->batches, ASSAY_SOURCE_DIR "/golden/models/qwen3_moe/train_batch.safetensors",
                             s->config->vocab_size));
@@ -34,6 +35,11 @@ static void set_up(setting *s)
     must(ref_weights_load(s->spec, model, NULL, -1, &s->weights));
 }
 
+static void set_up(setting *s)
+{
+    set_up_with_clip(s, 0.0);
+}
+
 static void tear_down(setting *s)
 {
     ref_weights_free(s->spec, s->weights);
@@ -42,16 +48,18 @@ static void tear_down(setting *s)
     free(s->config);
 }
 
-/* A candidate: the reference itself, rounded as the fp32 recipe rounds. */
-static assay_trace *candidate(setting *s, char dir[256], bool run)
+/* The reference itself, rounded as the recipe of a precision rounds; clip: NULL, or who decides what a clip lets pass. */
+static assay_trace *candidate_in(setting *s, char dir[256], bool run, assay_precision precision,
+                                 ref_clip_lookup clip)
 {
-    json_t *header = json_pack("{s:s, s:s, s:s}", "engine", "ref", "precision", "fp32", "layout", "1");
-    ref_run_config c = {.spec = s->spec, .options = &s->options, .batches = &s->batches};
+    json_t *header = json_pack("{s:s, s:s, s:s}", "engine", "ref", "precision",
+                               assay_precision_name(precision), "layout", "1");
+    ref_run_config c = {.spec = s->spec, .options = &s->options, .batches = &s->batches, .clip = clip};
     assay_parallel_config p;
     ref_run_result result;
     must(assay_layout_parse("1", &p));
     must(assay_grid_make(&p, &c.grid));
-    c.policy.precision = ASSAY_PRECISION_FP32;
+    c.policy.precision = precision;
     must(assay_trace_writer_open(&c.trace, fresh_path(dir, "t"), 0, 1, header, false));
     if (run) {
         must(ref_run(&c, s->weights, &result));
@@ -61,6 +69,11 @@ static assay_trace *candidate(setting *s, char dir[256], bool run)
     assay_trace_writer_destroy(c.trace);
     json_decref(header);
     return open_trace(dir);
+}
+
+static assay_trace *candidate(setting *s, char dir[256], bool run)
+{
+    return candidate_in(s, dir, run, ASSAY_PRECISION_FP32, NULL);
 }
 
 static parity_report *judge(setting *s, assay_trace *t)
@@ -127,6 +140,92 @@ Test(parity_whole, a_choice_that_cannot_be_read_fails)
     remove_path(other);
     remove_path(dir);
     tear_down(&s);
+}
+
+/* The first layer's q behind a clamp in step 0, or its gradient. */
+static double *clipped_q(assay_trace *t, assay_phase phase, int64_t *n)
+{
+    parity_index *x;
+    parity_global g = {0};
+    parity_result finding;
+    double *value;
+    must(parity_index_create(&x, t));
+    parity_result_init(&finding);
+    const char *name = phase == ASSAY_PHASE_BACKWARD ? "decoder.layers.0.self_attention.clip_q.y.grad"
+                                                     : "decoder.layers.0.self_attention.clip_q.y";
+    const parity_entry *e = parity_index_find(x, name, phase, 0, 0);
+    cr_assert_not_null(e);
+    must(parity_entry_assemble(x, e, &g, &finding));
+    must(parity_decode_all(g.data, g.count, g.dtype, &value));
+    *n = g.count;
+    parity_global_free(&g);
+    parity_index_destroy(x);
+    return value;
+}
+
+/* A limit that a value of q reaches in bf16 and does not reach in double: of those with a gradient above the average, the one farthest away,
+ * which other roundings hardly take there. */
+static double limit_that_rounding_crosses(void)
+{
+    static const assay_precision in[] = {ASSAY_PRECISION_BF16, ASSAY_PRECISION_FP64};
+    double *q[2], *gradient[2], limit = 0.0, farthest = 0.0, average = 0.0;
+    int64_t n = 0;
+    for (int k = 0; k < 2; k++) {
+        setting s;
+        char dir[256];
+        set_up_with_clip(&s, 1e6);
+        assay_trace *t = candidate_in(&s, dir, true, in[k], NULL);
+        q[k] = clipped_q(t, ASSAY_PHASE_FORWARD, &n);
+        gradient[k] = clipped_q(t, ASSAY_PHASE_BACKWARD, &n);
+        assay_trace_close(t);
+        remove_path(dir);
+        tear_down(&s);
+    }
+    for (int64_t i = 0; i < n; i++)
+        average += fabs(gradient[0][i]) / (double)n;
+    for (int64_t i = 0; i < n; i++) {
+        const double crossed = 1.0 - fabs(q[1][i]) / fabs(q[0][i]);
+        if (fabs(gradient[0][i]) > average && crossed > farthest) {
+            limit = fabs(q[0][i]);
+            farthest = crossed;
+        }
+    }
+    for (int k = 0; k < 2; k++) {
+        free(q[k]);
+        free(gradient[k]);
+    }
+    return limit;
+}
+
+static bool lets_all_pass(void *user, int64_t step, int64_t microbatch, int64_t layer,
+                          ref_clip_operand operand, bool *passes, int64_t n)
+{
+    (void)user, (void)step, (void)microbatch, (void)layer, (void)operand;
+    for (int64_t i = 0; i < n; i++)
+        passes[i] = true;
+    return true;
+}
+
+/* A value that rounding carries across clip_qkv loses its whole gradient: no rounding of a gradient, and no fault. */
+Test(parity_whole, a_clip_is_decided_as_the_candidate_decided_it)
+{
+    const double limit = limit_that_rounding_crosses();
+    cr_assert_gt(limit, 0.0);
+    for (int k = 0; k < 2; k++) {
+        setting s;
+        char dir[256];
+        set_up_with_clip(&s, limit);
+        s.options.precision = ASSAY_PRECISION_BF16;
+        assay_trace *t = candidate_in(&s, dir, true, ASSAY_PRECISION_BF16, k == 0 ? NULL : lets_all_pass);
+        parity_report *r = judge(&s, t);
+        if (k == 0)
+            print_failures(r);
+        cr_expect_eq(n_failed(r) > 0, k == 1, "%s", k == 0 ? "an honest candidate" : "nothing is held back");
+        parity_report_destroy(r);
+        assay_trace_close(t);
+        remove_path(dir);
+        tear_down(&s);
+    }
 }
 
 Test(parity_whole, one_wrong_head_is_not_diluted)
