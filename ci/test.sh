@@ -2,7 +2,7 @@
 # Passes the tests: installs what is missing, lints, builds with gcc and clang, runs clang-tidy, runs every test as released and
 # under the address and undefined-behaviour sanitizers, the tests of core, ref, gpu and the simulator as clang compiles them,
 # shared memory under the thread sanitizer, the judge's self-test, a few bugs planted in the source (all: ci/mutants.sh), the
-# default matrix, the engine's kernels under the race checker, all of them certified in the simulator, ten kills, programs that link the installed library, every example, the Debian package, and some seconds of
+# default matrix, twelve random cases, the engine's kernels under the race checker, all of them certified in the simulator, ten kills, programs that link the installed library, every example, the Debian package, and some seconds of
 # fuzzing.  A test counts once for each preset that ran it.  ci/coverage.sh is not part of it (about five minutes more), but its self-test is.  Where nvcc is, ci/kernels.sh.
 # The last line is `N passed, N failed, N skipped`.
 set -uo pipefail
@@ -153,6 +153,7 @@ step engine-races ci/engine_races.sh
 step selftest build/release/bin/assay selftest
 step mutants ci/mutants.sh --fast
 step parity build/release/bin/assay run --report build/test-report
+step random-cases ci/random_cases.sh # hundreds by hand
 step kills ci/kills.sh --steps 8 --runs 2 # of the 300 and 100 that it does by itself; alone, because it looks for names in /dev/shm
 beside certify build/release/bin/assay certify --engine sim --seeds 1 # one process most of its time
 beside install ci/install_check.sh

@@ -27,6 +27,7 @@ static const parity_verb VERBS[] = {
     {"layout", parity_main_layout, "explain a layout: ranks, groups, what each rank holds"},
     {"report", parity_main_report, "join the results of shards: assay report merge"},
     {"selftest", parity_main_selftest, "plant faults and demand that each is caught and named"},
+    {"draw-case", parity_main_draw_case, "a case that nobody thought of, drawn from a number, for assay run"},
     {"bench", parity_main_bench, "times of a step and of its operations, beside what the device can do"},
     {"certify", parity_main_certify,
      "try a kernel of a shared library, or the engine's own: report, certificate"},

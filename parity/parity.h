@@ -314,6 +314,7 @@ int parity_main_bench(int argc, char **argv);
 int parity_main_certify(int argc, char **argv);
 int parity_main_probe(int argc, char **argv);
 int parity_main_keygen(int argc, char **argv);
+int parity_main_draw_case(int argc, char **argv);
 int parity_main_verify(int argc, char **argv);
 int parity_main_gate(int argc, char **argv);
 int parity_main_help(int argc, char **argv);

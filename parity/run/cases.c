@@ -181,17 +181,15 @@ static assay_status read_matrix(const json_t *root, parity_case *c)
     return ASSAY_OK;
 }
 
-assay_status parity_case_load(const char *path, parity_case *out)
+assay_status parity_case_read(const json_t *root, const char *path, parity_case *out)
 {
     static const char *const allowed[] = {"name",      "description", "matrix",   "model",  "data", "layouts",
                                           "precision", "training",    "variants", "checks", NULL};
     assay_status st = ASSAY_OK;
-    json_t *root = NULL;
     memset(out, 0, sizeof *out);
     assay_train_options_default(&out->options);
     ASSAY_CHECK(strlen(path) < ASSAY_PATH, ASSAY_LIMIT, "case file: path too long");
     snprintf(out->file, sizeof out->file, "%s", path);
-    ASSAY_TRY(assay_json_load(&root, path));
     ASSAY_TRY_GOTO(assay_json_only(root, allowed, path), st, done);
     ASSAY_TRY_GOTO(assay_json_get_string(root, "name", true, path, out->name, sizeof out->name), st, done);
     ASSAY_CHECK_GOTO(out->name[0] != 0 &&
@@ -211,9 +209,19 @@ assay_status parity_case_load(const char *path, parity_case *out)
     if ((st = assay_train_options_check(&out->options)) != ASSAY_OK)
         assay_context(st, "%s: training", path);
 done:
-    json_decref(root);
     if (st != ASSAY_OK)
         parity_case_free(out);
+    return st;
+}
+
+assay_status parity_case_load(const char *path, parity_case *out)
+{
+    json_t *root = NULL;
+    memset(out, 0, sizeof *out);
+    ASSAY_CHECK(strlen(path) < ASSAY_PATH, ASSAY_LIMIT, "case file: path too long");
+    ASSAY_TRY(assay_json_load(&root, path));
+    const assay_status st = parity_case_read(root, path, out);
+    json_decref(root);
     return st;
 }
 

@@ -43,6 +43,10 @@ typedef struct parity_case {
 /* Reads one case file.  Relative paths in it are relative to the file's folder.  Unknown members are errors.
  */
 assay_status parity_case_load(const char *path, parity_case *out);
+/* The same of an object that is no file; path: for messages. */
+assay_status parity_case_read(const json_t *root, const char *path, parity_case *out);
+/* A case that is drawn from a number (random_case.c): it can be read, its layouts cut it.  json_decref(). */
+assay_status parity_case_random(uint64_t number, json_t **out);
 void parity_case_free(parity_case *c);
 /* The case's model configuration: its inline one or its folder's. */
 assay_status parity_case_config(const parity_case *c, assay_model_config *config);
