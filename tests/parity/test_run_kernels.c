@@ -68,3 +68,19 @@ Test(run_kernels, operations_of_other_kernels_than_were_asked_for_fail)
     expect_said("deaf", "--case operations --layout 1 --precision fp32 --variant k0", 1,
                 "k0 was asked for, and ");
 }
+
+/* A doctor whose two lists of kernels differ. */
+Test(run_kernels, families_that_no_operation_bears_out_are_refused)
+{
+    cli_write_text(cli_file("boaster"), "#!/bin/sh\n[ \"$1\" != doctor ] || { " ASSAY_BIN_DIR
+                                        "/assay-sim \"$@\" | sed 's/\"adamw\": 1/\"adamw\": 2/'; exit; }\n"
+                                        "exec " ASSAY_BIN_DIR "/assay-sim \"$@\"\n");
+    cr_assert_eq(chmod(cli_file("boaster"), 0700), 0);
+    cli_result r =
+        cli_run("run --engine-program %s --quiet --report rep --layout 1 case.json", cli_file("boaster"));
+    cr_expect_eq(r.code, 2);
+    cr_expect(strstr(r.err, "variants: adamw: expected k1, the highest that an operation lists, found k2") !=
+                  NULL,
+              "%s", r.err);
+    cli_free(&r);
+}
