@@ -319,7 +319,7 @@ bool gpu_param_speaks(const gpu_model *m, const assay_param_spec *spec);
 /* Counts x[0, n) into f: start + i is the flat index of x[i]. */
 void gpu_count_not_finite(const float *x, int64_t n, int64_t start, assay_not_finite *f);
 /* Standard deviation of a drawn parameter: init_method_std, and / sqrt(2 num_layers) for weights that write into
- * the residual stream; 0 for constants. */
+ * the residual stream; init_constant_std for what begins as 0 or 1. */
 double gpu_init_std(const assay_param_spec *spec, const assay_model_config *config);
 
 ASSAY_END_DECLS

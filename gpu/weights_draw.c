@@ -15,7 +15,7 @@ double gpu_init_std(const assay_param_spec *spec, const assay_model_config *conf
         return config->init_method_std / sqrt(2.0 * (double)config->num_layers);
     case ASSAY_INIT_ONE:
     case ASSAY_INIT_ZERO:
-        break;
+        return config->init_constant_std;
     }
     return 0.0;
 }
@@ -26,7 +26,7 @@ enum { MOST_THREADS = 64, ELEMENTS_OF_A_THREAD = 1 << 15 };
 typedef struct draw_range {
     const assay_shard *shard;
     uint64_t seed, stream;
-    double scale;
+    double scale, middle;
     int64_t from, to, first;
     float *out;
 } draw_range;
@@ -54,8 +54,9 @@ static void draw_row(const draw_range *r, int64_t row, int64_t from, int64_t to)
         const assay_segment *g = &s->segments[last][k];
         const int64_t a = from > begin ? from : begin, end = begin + g->length, b = to < end ? to : end;
         for (int64_t i = a; i < b; i++)
-            r->out[place + i] = (float)((double)assay_philox_normal4(
-                                            r->seed, r->stream, (uint64_t)(global + g->start + i - begin)) *
+            r->out[place + i] =
+                (float)(r->middle + (double)assay_philox_normal4(r->seed, r->stream,
+                                                                 (uint64_t)(global + g->start + i - begin)) *
                                         r->scale);
         begin = end;
     }
@@ -80,11 +81,6 @@ void gpu_draw_part(const assay_param_spec *spec, const assay_shard *s, double st
     draw_range range[MOST_THREADS];
     pthread_t thread[MOST_THREADS];
     bool started[MOST_THREADS] = {false};
-    if (spec->init == ASSAY_INIT_ONE || spec->init == ASSAY_INIT_ZERO) {
-        for (int64_t i = 0; i < n; i++)
-            out[i] = spec->init == ASSAY_INIT_ONE ? 1.0f : 0.0f;
-        return;
-    }
     int64_t many = threads < MOST_THREADS ? threads : MOST_THREADS;
     many = useful < many ? useful : many;
     many = many < 1 ? 1 : many;
@@ -93,6 +89,7 @@ void gpu_draw_part(const assay_param_spec *spec, const assay_shard *s, double st
                                 .seed = seed,
                                 .stream = assay_name_hash(spec->name),
                                 .scale = std * ASSAY_PHILOX_UNIT,
+                                .middle = spec->init == ASSAY_INIT_ONE ? 1.0 : 0.0,
                                 .from = first + n * k / many,
                                 .to = first + n * (k + 1) / many,
                                 .first = first,

@@ -98,7 +98,7 @@ typedef assay_status (*ref_not_finite_sink)(void *user, const char *tensor, cons
 assay_status ref_weights_not_finite(const assay_model_spec *spec, double *const *weights,
                                     ref_not_finite_sink sink, void *user);
 /* Standard deviation of a drawn parameter: init_method_std, and / sqrt(2 num_layers) for weights that write into
- * the residual stream; 0 for constants. */
+ * the residual stream; init_constant_std for what begins as 0 or 1. */
 double ref_init_std(const assay_param_spec *p, const assay_model_config *c);
 
 /* Runs batches->steps steps of training (or one forward and backward for [b,s] batches). */

@@ -52,9 +52,10 @@ static assay_status read_part(const assay_param_spec *p, int index, const assay_
 
 double ref_init_std(const assay_param_spec *p, const assay_model_config *c)
 {
-    if (p->init == ASSAY_INIT_NORMAL)
-        return c->init_method_std;
-    return p->init == ASSAY_INIT_OUTPUT_NORMAL ? c->init_method_std / sqrt(2.0 * (double)c->num_layers) : 0.0;
+    if (p->init == ASSAY_INIT_ONE || p->init == ASSAY_INIT_ZERO)
+        return c->init_constant_std;
+    return p->init == ASSAY_INIT_OUTPUT_NORMAL ? c->init_method_std / sqrt(2.0 * (double)c->num_layers)
+                                               : c->init_method_std;
 }
 
 enum { SMALL = 1 << 15 }; /* elements that are not worth a second thread */
@@ -63,15 +64,10 @@ enum { SMALL = 1 << 15 }; /* elements that are not worth a second thread */
 static void draw(const assay_param_spec *p, double std, uint64_t seed, double *x, int64_t n)
 {
     const uint64_t stream = assay_name_hash(p->name);
-    const double scale = std * ASSAY_PHILOX_UNIT;
-    if (p->init == ASSAY_INIT_ONE || p->init == ASSAY_INIT_ZERO) {
-        for (int64_t i = 0; i < n; i++)
-            x[i] = p->init == ASSAY_INIT_ONE ? 1.0 : 0.0;
-        return;
-    }
+    const double scale = std * ASSAY_PHILOX_UNIT, middle = p->init == ASSAY_INIT_ONE ? 1.0 : 0.0;
 #pragma omp parallel for schedule(static) if (n > SMALL)
     for (int64_t i = 0; i < n; i++)
-        x[i] = ref_round((double)assay_philox_normal4(seed, stream, (uint64_t)i) * scale, ASSAY_F32);
+        x[i] = ref_round(middle + (double)assay_philox_normal4(seed, stream, (uint64_t)i) * scale, ASSAY_F32);
 }
 
 /* --- all ---------------------------------------------------------------------------------------------------- */

@@ -296,6 +296,7 @@ assay_status assay_config_check(const assay_model_config *c, const char *what)
         check_range(c, what, "max_position_embeddings", c->max_position_embeddings, 1, (int64_t)1 << 40));
     ASSAY_TRY(check_real(c, what, "layernorm_epsilon", c->layernorm_epsilon, 0.0, 1.0));
     ASSAY_TRY(check_real(c, what, "init_method_std", c->init_method_std, 0.0, 1e3));
+    ASSAY_TRY(check_real(c, what, "init_constant_std", c->init_constant_std, 0.0, 1e3));
     ASSAY_TRY(check_attention(c, what));
     ASSAY_TRY(check_rope(c, what));
     ASSAY_TRY(check_moe(c, what));

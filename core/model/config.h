@@ -109,6 +109,8 @@ typedef struct assay_model_config {
     bool qk_layernorm_full_width; /* one norm over all heads of q, one over all of k, before they are split */
     double clip_qkv;              /* q, k (after their norms) and v are clamped to +-clip_qkv; 0 = not */
     double init_method_std;
+    double
+        init_constant_std; /* of what begins as 0 or 1 (biases, weights of norms), around that; 0: exactly that, as Megatron-LM begins */
 
     /* RoPE */
     assay_rope_type rope_type;

@@ -26,6 +26,7 @@ static const assay_config_field fields[] = {
     FIELD(qk_layernorm_full_width, NULL, BOOL, false),
     FIELD(clip_qkv, "clip_qkv", DOUBLE, false),
     FIELD(init_method_std, "initializer_range", DOUBLE, false),
+    FIELD(init_constant_std, "init_constant_std", DOUBLE, false),
     FIELD(rope_type, "rope_type", ROPE_TYPE, false),
     FIELD(rotary_base, "rope_theta", DOUBLE, false),
     FIELD(rotary_percent, "partial_rotary_factor", DOUBLE, false),

@@ -242,6 +242,7 @@ static assay_status read_sizes(const json_t *root, const char *what, assay_model
                                  &c->max_position_embeddings));
     ASSAY_TRY(assay_json_get_double(root, "rms_norm_eps", false, 0.0, 1.0, what, &c->layernorm_epsilon));
     ASSAY_TRY(assay_json_get_double(root, "initializer_range", false, 0.0, 1e3, what, &c->init_method_std));
+    ASSAY_TRY(assay_json_get_double(root, "init_constant_std", false, 0.0, 1e3, what, &c->init_constant_std));
     ASSAY_TRY(assay_json_get_bool(root, "tie_word_embeddings", false, what, &c->tie_word_embeddings));
     return ASSAY_OK;
 }

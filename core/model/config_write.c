@@ -110,6 +110,8 @@ assay_status assay_config_write_hf(const assay_model_config *c, json_t *root)
     failed |= put(root, "max_position_embeddings", json_integer(c->max_position_embeddings));
     failed |= put(root, "rms_norm_eps", json_real(c->layernorm_epsilon));
     failed |= put(root, "initializer_range", json_real(c->init_method_std));
+    if (c->init_constant_std > 0.0) /* no word of Hugging Face's */
+        failed |= put(root, "init_constant_std", json_real(c->init_constant_std));
     failed |= put(root, "tie_word_embeddings", json_boolean(c->tie_word_embeddings));
     failed |= put(root, "attention_dropout", json_real(c->training.attention_dropout));
     if (class->residual_dropout)

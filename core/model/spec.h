@@ -10,7 +10,8 @@
 ASSAY_BEGIN_DECLS
 
 /* How a parameter is drawn.  NORMAL: standard deviation init_method_std; OUTPUT_NORMAL, the weights that write
- * into the residual stream: init_method_std / sqrt(2 num_layers), which each engine computes by itself. */
+ * into the residual stream: init_method_std / sqrt(2 num_layers), which each engine computes by itself; ONE, ZERO: init_constant_std,
+ * around 1 and 0. */
 typedef enum { ASSAY_INIT_NORMAL, ASSAY_INIT_OUTPUT_NORMAL, ASSAY_INIT_ONE, ASSAY_INIT_ZERO } assay_init;
 
 /* A flat range of a parameter, or a whole matrix (an optimizer that needs all of it, like Muon). */

@@ -203,6 +203,7 @@ static void draw_model(draws *d, bool wide, json_t *model, json_t *training)
     put_int(d, model, "max_position_embeddings", 256);
     put_real(d, model, "layernorm_epsilon", REAL_OF(d, 1e-5, 1e-6));
     put_real(d, model, "init_method_std", REAL_OF(d, 0.05, 0.08, 0.15));
+    put_real(d, model, "init_constant_std", REAL_OF(d, 0.0, 0.05, 0.2));
     put_flag(d, model, "tie_word_embeddings", 40);
     put_flag(d, model, "add_mlp_bias", 25);
     draw_attention(d, wide, model);

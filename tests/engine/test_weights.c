@@ -84,20 +84,25 @@ Test(engine_weights, every_element_is_the_formula_at_its_global_index)
     }
 }
 
-Test(engine_weights, constants_are_constants)
+/* Ones and zeros, and what is drawn around them where a standard deviation is asked for. */
+Test(engine_weights, constants_and_what_is_drawn_around_them)
 {
     const int64_t n = 70000;
     float *piece = calloc((size_t)n, sizeof *piece);
     assay_shard s;
     assay_shard_whole(&s, &n, 1);
-    for (int one = 0; one < 2; one++) {
-        const assay_param_spec p = {.init = one ? ASSAY_INIT_ONE : ASSAY_INIT_ZERO, .name = "b"};
-        int64_t bad = 0;
-        gpu_draw_part(&p, &s, 0.02, 77, 2, 0, n, piece);
-        for (int64_t i = 0; i < n; i++)
-            bad += piece[i] != (one ? 1.0f : 0.0f);
-        cr_expect_eq(bad, 0);
-    }
+    for (int one = 0; one < 2; one++)
+        for (int drawn = 0; drawn < 2; drawn++) {
+            const assay_param_spec p = {.init = one ? ASSAY_INIT_ONE : ASSAY_INIT_ZERO, .name = "b"};
+            const double std = drawn ? 0.02 : 0.0;
+            int64_t bad = 0;
+            gpu_draw_part(&p, &s, std, 77, 2, 0, n, piece);
+            for (int64_t i = 0; i < n; i++) {
+                const int64_t z = assay_philox_normal4(77, assay_name_hash("b"), (uint64_t)i);
+                bad += piece[i] != (float)((double)one + (double)z * (std * ASSAY_PHILOX_UNIT));
+            }
+            cr_expect_eq(bad, 0, "around %d, standard deviation %g: %d elements", one, std, (int)bad);
+        }
     free(piece);
 }
 

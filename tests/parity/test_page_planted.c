@@ -62,9 +62,9 @@ Test(parity_page_planted, a_token_at_another_expert)
     char *text = page_of_fault("inadmissible_expert");
     EXPECT_IN_ORDER(
         text, "Tokens that went to other experts: 1 of 1;", "<th class=l>margin",
-        "<tr><td class=hv aria-label=wrong>&ne;<td class=l>0<td class=l>1 7<td class=l>0 7<td "
-        "class=l>\u2715\u25cb\u00b7\u00b7\u00b7\u00b7\u00b7\u25cf<td class=l>0.0452<td class=l>1: 0.147",
-        ", 0: 0.102", "<summary>routing: <b class=bad>1 of", "<tr\n><td>router_fwd indices");
+        "<tr><td class=hv aria-label=wrong>&ne;<td class=l>0<td class=l>5 7<td class=l>0 7<td "
+        "class=l>\u2715\u00b7\u00b7\u00b7\u00b7\u25cb\u00b7\u25cf<td class=l>0.0399<td class=l>5: 0.1398",
+        ", 0: 0.0998", "<summary>routing: <b class=bad>1 of", "<tr\n><td>router_fwd indices");
     free(text);
 }
 

@@ -33,14 +33,15 @@ Test(ref_step_numbers, a_row_of_one_token_has_no_target)
 Test(ref_step_numbers, standard_deviation_of_a_drawn_weight)
 {
     for (int64_t layers = 1; layers <= 64; layers++) {
-        const assay_model_config c = {.num_layers = layers, .init_method_std = 0.02};
+        const assay_model_config c = {
+            .num_layers = layers, .init_method_std = 0.02, .init_constant_std = 0.1};
         const struct {
             assay_init init;
             double expected;
         } table[] = {{ASSAY_INIT_NORMAL, 0.02},
                      {ASSAY_INIT_OUTPUT_NORMAL, 0.02 / sqrt(2.0 * (double)layers)},
-                     {ASSAY_INIT_ONE, 0.0},
-                     {ASSAY_INIT_ZERO, 0.0}};
+                     {ASSAY_INIT_ONE, 0.1},
+                     {ASSAY_INIT_ZERO, 0.1}};
         for (int i = 0; i < 4; i++) {
             const assay_param_spec p = {.init = table[i].init};
             cr_expect_eq(ref_init_std(&p, &c), table[i].expected, "%ld layers, kind %d", (long)layers, i);

@@ -9,7 +9,7 @@ static const char config_text[] =
     "\"num_attention_heads\":4,\"num_query_groups\":2,\"kv_channels\":6,\"vocab_size\":401,"
     "\"max_position_embeddings\":64,\"layernorm_epsilon\":1e-5}";
 
-Test(ref_weights, every_element_is_the_formula_whatever_the_threads)
+static void expect_formula(double constant_std)
 {
     static const int threads[] = {1, 2, 5};
     json_t *root = NULL;
@@ -17,6 +17,7 @@ Test(ref_weights, every_element_is_the_formula_whatever_the_threads)
     assay_model_config *config = calloc(1, sizeof *config);
     require_ok(assay_json_parse(&root, config_text, strlen(config_text), "config"), "config");
     require_ok(assay_config_from_json(root, "config", config), "config");
+    config->init_constant_std = constant_std;
     require_ok(assay_spec_build(config, &spec), "spec");
     json_decref(root);
     for (size_t t = 0; t < sizeof threads / sizeof *threads; t++) {
@@ -30,10 +31,10 @@ Test(ref_weights, every_element_is_the_formula_whatever_the_threads)
             int64_t n;
             cr_assert(assay_shape_count(p->shape, p->ndim, &n));
             for (int64_t k = 0; k < n; k++) {
-                const bool random = p->init == ASSAY_INIT_NORMAL || p->init == ASSAY_INIT_OUTPUT_NORMAL;
+                const bool random = scale > 0.0;
                 const int64_t z = assay_philox_normal4(77, assay_name_hash(p->name), (uint64_t)k);
-                const double expected =
-                    !random ? (p->init == ASSAY_INIT_ONE ? 1.0 : 0.0) : (double)(float)((double)z * scale);
+                const double middle = p->init == ASSAY_INIT_ONE ? 1.0 : 0.0;
+                const double expected = (double)(float)(middle + (double)z * scale);
                 drawn += random;
                 bad += weights[i][k] != expected;
             }
@@ -44,4 +45,11 @@ Test(ref_weights, every_element_is_the_formula_whatever_the_threads)
     }
     assay_spec_destroy(spec);
     free(config);
+}
+
+/* Ones and zeros, too, where they are drawn around those. */
+Test(ref_weights, every_element_is_the_formula_whatever_the_threads)
+{
+    expect_formula(0.0);
+    expect_formula(0.1);
 }
