@@ -3,6 +3,8 @@
 #include "parity/checks/plan.h"
 
 #include <fnmatch.h>
+#include <stdio.h>
+#include <string.h>
 
 static bool among(const char *const *patterns, const char *name)
 {
@@ -32,7 +34,7 @@ static const char *const of_a_rank[] = {"loss.stats.stats",
                                         "*.mlp.sort.index",
                                         "*.mlp.unsort.index",
                                         NULL};
-/* A gradient before its sum over ranks. */
+/* What the products of a backward add to. */
 static const char *const of_sums[] = {"*.main_grad", NULL};
 /* The same before the sum over ranks that share key heads: no other has the rows in front of those. */
 static const char *const of_shared_rows[] = {"*.main_grad.dp_sum", NULL};
@@ -42,17 +44,48 @@ static const char *const of_heads[] = {"*.self_attention.pack_[qkv].y", "*.self_
                                        NULL};
 /* Ranks that share key heads have parts of sums in one tensor with what is theirs alone. */
 static const char *const of_shared_heads[] = {"*.self_attention.linear_qkv.y.grad", NULL};
-/* Parts of sums over the ranks that an expert is cut over, or over those that all rows were gathered on. */
-static const char *const of_cut_experts[] = {
-    "*.mlp.dispatch*",  "*.mlp.permute*",  "*.mlp.sort*", "*.mlp.unsort*",
-    "*.mlp.unpermute*", "*.mlp.experts.*", NULL};
+/* All tokens of the ranks that share a copy of the experts, and parts of sums over those ranks. */
+static const char *const of_gathered_tokens[] = {
+    "*.mlp.dispatch.recv",       "*.mlp.dispatch_indices.recv",
+    "*.mlp.dispatch_probs.recv", "*.mlp.dispatch_probs.recv.grad",
+    "*.mlp.permute.dx",          "*.mlp.unpermute.y",
+    "*.mlp.unpermute.y.grad",    NULL};
+/* Columns of a cut expert's rows, and parts of sums over the ranks that have the others. */
+static const char *const of_cut_experts[] = {"*.mlp.experts.linear_fc[12].y",
+                                             "*.mlp.experts.linear_fc[12].y.grad",
+                                             "*.mlp.experts.activation.y",
+                                             "*.mlp.experts.activation.y.grad",
+                                             "*.mlp.experts.gather.recv.grad",
+                                             "*.mlp.experts.gather_probs.recv.grad",
+                                             "*.mlp.sort.y.grad",
+                                             "*.mlp.sort_probs.y.grad",
+                                             "*.mlp.unsort.y",
+                                             "*.mlp.unsort.y.grad",
+                                             "*.mlp.permute.y.grad",
+                                             "*.mlp.permute_probs.y.grad",
+                                             NULL};
+
+/* Whether a gradient before its sum over ranks is a part of a sum over no one group: where ranks share key heads or the embedding, the sum
+ * over those comes last and no group has all of both. */
+static bool is_of_no_group(const plan *p, const char *name)
+{
+    char base[ASSAY_NAME];
+    const char *suffix = strstr(name, ".main_grad");
+    if (suffix == NULL || (size_t)(suffix - name) >= sizeof base)
+        return false;
+    snprintf(base, sizeof base, "%.*s", (int)(suffix - name), name);
+    const assay_param_spec *s = assay_spec_find(p->job->spec, base);
+    const bool shares_heads = s != NULL && p->job->grid->size[ASSAY_AXIS_KV] > 1 &&
+                              (s->query_groups > 0 || s->axis[0] == ASSAY_AXIS_KV_HEAD);
+    return shares_heads || (s != NULL && plan_lacks_embedding(p, s));
+}
 
 bool plan_may_be_local(const plan *p, const char *name, assay_phase phase)
 {
-    const bool sums = phase == ASSAY_PHASE_BACKWARD || phase == ASSAY_PHASE_GRAD;
+    const bool sums = phase == ASSAY_PHASE_BACKWARD || (phase == ASSAY_PHASE_GRAD && is_of_no_group(p, name));
     const bool kv = p->job->grid->size[ASSAY_AXIS_KV] > 1;
     return among(of_a_rank, name) || (sums && among(of_sums, name)) || (kv && among(of_shared_rows, name)) ||
            (p->job->grid->p.context_parallel_size > 1 && among(of_heads, name)) ||
-           (p->job->grid->p.tensor_model_parallel_size > 1 && among(of_shared_heads, name)) ||
-           ((p->etp > 1 || plan_gathers_tokens(p)) && among(of_cut_experts, name));
+           (kv && among(of_shared_heads, name)) || (p->etp > 1 && among(of_cut_experts, name)) ||
+           (plan_gathers_tokens(p) && among(of_gathered_tokens, name));
 }

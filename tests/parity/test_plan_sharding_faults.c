@@ -15,6 +15,9 @@ static const fault scattered_gradients[] = {
     {"attr", "reduce_scatter", L0 "mlp.linear_fc2.weight", "dtype", "\"BF16\"", false, 1, 1, 1, NULL},
     {"attr", "reduce_scatter", L0 "mlp.linear_fc2.weight", "reduction", "\"max\"", false, 0, 0, 0, NULL},
     {"late_op", "reduce_scatter", L1 "self_attention.linear_qkv.weight", "", "", false, 1, 1, 0, "order"},
+    /* a gradient that says that it is part of no sum, which nothing would assemble */
+    {"local", "reduce_scatter", "decoder.final_layernorm.weight", "send", "", INPUT, 0, 0, 1, NULL},
+    {"local", "reduce_scatter", A0 "linear_qkv.weight", "send", "", INPUT, 1, 1, 0, NULL},
     {"drop_op", "all_gather", L1 "self_attention.linear_proj.weight", "", "", false, 1, 0, -1, "operation"},
     {"drop_op", "all_reduce", L1 "input_layernorm.weight", "", "", false, 1, 0, -1, "operation"},
     {"repeat_op", "all_reduce", L0 "input_layernorm.weight", "", "", false, 0, 1, -1, "operation"},
