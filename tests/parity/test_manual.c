@@ -52,21 +52,29 @@ static void verbs_of(names *out)
     cr_assert(has(out, "run") && has(out, "completion"));
 }
 
+/* "\\-" for each hyphen, as the page has it. */
+static void escape(const char *text, char *out, size_t capacity)
+{
+    size_t n = 0;
+    out[0] = '\0';
+    for (const char *c = text; *c != '\0' && n + 2 < capacity; c++)
+        n += (size_t)snprintf(out + n, capacity - n, *c == '-' ? "\\-" : "%c", *c);
+}
+
 /* The first option of the list that the section of the page lacks, "" when there is none. */
 static const char *missing(const char *page, const char *verb, const names *options)
 {
-    char head[80];
-    snprintf(head, sizeof head, "\n.SS assay %s ", verb);
+    char head[2 * NAME + 16], escaped[2 * NAME];
+    escape(verb, escaped, sizeof escaped);
+    snprintf(head, sizeof head, "\n.SS assay %s ", escaped);
     const char *section = strstr(page, head);
     const char *end = section != NULL ? strstr(section + 1, "\n.S") : NULL;
     if (end == NULL)
         return "the section";
     for (int i = 0; i < options->n; i++) {
-        char name[2 * NAME] = "\\fB";
-        size_t n = strlen(name);
-        for (const char *c = options->of[i]; *c != '\0'; c++)
-            n += (size_t)snprintf(name + n, sizeof name - n, *c == '-' ? "\\-" : "%c", *c);
-        snprintf(name + n, sizeof name - n, "\\fR");
+        char name[2 * NAME + 8];
+        escape(options->of[i], escaped, sizeof escaped);
+        snprintf(name, sizeof name, "\\fB%s\\fR", escaped);
         const bool always = strcmp(options->of[i], "--help") == 0 || strcmp(options->of[i], "--usage") == 0 ||
                             strcmp(options->of[i], "--version") == 0;
         const char *found = strstr(always ? page : section, name);
