@@ -578,7 +578,7 @@ const parity_ask_row parity_ask_table[] = {
     {"router_seq_aux_fwd",
      {{SLOT("aux_scores", POSITIVE)}, {SLOT("aux_indices", CHOICE), .of = "E"}},
      {"T=12 E=7 K=3 B=3 | rows=B", "T=66 E=40 K=2 B=2 | rows=B", "T=130 E=5 K=1 B=1 | rows=B",
-      "T=4230 E=4 K=1 B=2 | rows=B", "T=12 E=1100 K=3 B=3 | rows=B", "T=0 E=4 K=1 B=2 | rows=B"}},
+      "T=4230 E=4 K=1 B=2 | rows=B", "T=12 E=2060 K=3 B=3 | rows=B", "T=0 E=4 K=1 B=2 | rows=B"}},
     {"router_aux_loss",
      {{SLOT("score_sums", POSITIVE), .shape = "B,E"},
       {SLOT("tokens_per_expert", BELOW), .of = "N", .shape = "B,E"}},
