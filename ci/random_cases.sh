@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Cases that nobody thought of, drawn from numbers by `assay draw-case`, through `assay run`:
 #   ci/random_cases.sh [FIRST [COUNT]]      default: 0 12
-# Every layout, precision and kernel selection of each.  A case that does not pass stays in build/random/, and its number is printed.
+# Every layout, precision and kernel selection of each.  A case that does not pass stays in build/release/random/ (BUILD: in place of build/release), and its number is printed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 first=${1:-0} count=${2:-12} build=${BUILD:-build/release}
