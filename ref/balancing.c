@@ -223,9 +223,11 @@ static double weight_of(const ref_pass *p, int64_t tokens, bool seq)
 
 /* dlogits += the gradient of weight 1, each row times its weight in another layout's objective. */
 static assay_status add_elsewhere(ref_pass *p, ref_piece *dlogits, const ref_piece *logits,
-                                  const int64_t *counts, const ref_balance *balance, bool seq)
+                                  const int64_t *counts, const ref_balance *balance, bool seq,
+                                  bool magnitudes)
 {
-    const ref_router_desc d = ref_router_describe(p, logits->rows);
+    ref_router_desc d = ref_router_describe(p, logits->rows);
+    d.magnitudes = magnitudes;
     ref_piece weights, plain;
     ASSAY_TRY(ref_piece_new(&p->arena, &weights, logits->rows, 1));
     ASSAY_TRY(ref_piece_new(&p->arena, &plain, logits->rows, logits->cols));
@@ -238,20 +240,21 @@ static assay_status add_elsewhere(ref_pass *p, ref_piece *dlogits, const ref_pie
 }
 
 static assay_status add(ref_pass *p, ref_tensor *dlogits, const ref_tensor *logits, const ref_ints *counts,
-                        const ref_balance *balance, bool seq)
+                        const ref_balance *balance, bool seq, bool magnitudes)
 {
     if (ref_has_objective(p) && p->e->options.calculate_per_token_loss)
-        return add_elsewhere(p, &dlogits->at[0], &logits->at[0], counts->at[0].x, balance, seq);
+        return add_elsewhere(p, &dlogits->at[0], &logits->at[0], counts->at[0].x, balance, seq, magnitudes);
     for (int r = 0; r < p->n; r++) {
         const ref_piece *l = &logits->at[r];
-        const ref_router_desc d = ref_router_describe(p, l->rows);
+        ref_router_desc d = ref_router_describe(p, l->rows);
+        d.magnitudes = magnitudes;
         ref_router_aux_bwd(dlogits->at[r].x, l->x, counts->at[r].x, balance, weight_of(p, l->rows, seq), &d);
     }
     return ASSAY_OK;
 }
 
 /* In a run that is not cut the counts of another layout are known behind all forwards of the step. */
-static assay_status add_global(ref_pass *p, ref_tensor *dlogits, const ref_router_acts *a)
+static assay_status add_global(ref_pass *p, ref_tensor *dlogits, const ref_router_acts *a, bool magnitudes)
 {
     const ref_balancing_acts *b = &a->balancing;
     ref_balance global = balance_global(p, b->global_tokens, p->microbatch + 1);
@@ -261,16 +264,16 @@ static assay_status add_global(ref_pass *p, ref_tensor *dlogits, const ref_route
         global.tokens *= ranks;
         global_loss(p, b, 0, b->global.at[0].x, &global);
     }
-    return add(p, dlogits, &a->logits, &b->global, &global, false);
+    return add(p, dlogits, &a->logits, &b->global, &global, false, magnitudes);
 }
 
-assay_status ref_balancing_bwd(ref_pass *p, ref_tensor *dlogits, const ref_router_acts *a)
+assay_status ref_balancing_bwd(ref_pass *p, ref_tensor *dlogits, const ref_router_acts *a, bool magnitudes)
 {
     const ref_balancing_acts *b = &a->balancing;
     const ref_balance aux = balance_aux(p, b), seq = balance_seq(p);
     if (has_aux(p))
-        ASSAY_TRY(add(p, dlogits, &a->logits, &b->aux, &aux, false));
+        ASSAY_TRY(add(p, dlogits, &a->logits, &b->aux, &aux, false, magnitudes));
     if (has_seq(p))
-        ASSAY_TRY(add(p, dlogits, &a->logits, &b->seq, &seq, true));
-    return has_global(p) ? add_global(p, dlogits, a) : ASSAY_OK;
+        ASSAY_TRY(add(p, dlogits, &a->logits, &b->seq, &seq, true, magnitudes));
+    return has_global(p) ? add_global(p, dlogits, a, magnitudes) : ASSAY_OK;
 }

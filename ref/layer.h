@@ -109,6 +109,7 @@ bool ref_has_balancing(const ref_pass *p);
 assay_group ref_sharing_group(const ref_pass *p);
 assay_status ref_balancing_fwd(ref_pass *p, ref_router_acts *a);
 /* dlogits += the gradients of the balancing losses and of the z-loss. */
-assay_status ref_balancing_bwd(ref_pass *p, ref_tensor *dlogits, const ref_router_acts *a);
+/* dlogits +=; magnitudes: of the terms, in place of the gradients */
+assay_status ref_balancing_bwd(ref_pass *p, ref_tensor *dlogits, const ref_router_acts *a, bool magnitudes);
 
 #endif

@@ -38,15 +38,20 @@ assay_dtype ref_policy_dtype(const ref_policy *p, ref_store_class class, bool gr
     return ASSAY_F64;
 }
 
-/* x[0..n) times 1 + u xi, xi uniform in [-1, 1): 53 bits of the Philox block of the element, `first` for x[0]. */
+/* xi uniform in [-1, 1): 53 bits of the Philox block of the element. */
+static double uniform(uint32_t high, uint32_t low)
+{
+    const uint64_t bits = ((uint64_t)high << 21) ^ (uint64_t)(low >> 11);
+    return (double)bits * 0x1p-52 - 1.0;
+}
+
+/* x[0..n) times 1 + u xi; `first`: number of x[0] in the tensor. */
 static void perturb(uint64_t seed, uint64_t stream, uint64_t first, double u, double *x, int64_t n)
 {
     uint32_t high[REF_PHILOX_BLOCKS], low[REF_PHILOX_BLOCKS];
     ref_philox_blocks(seed, stream, first, high, low);
-    for (int64_t i = 0; i < n; i++) {
-        const uint64_t bits = ((uint64_t)high[i] << 21) ^ (uint64_t)(low[i] >> 11);
-        x[i] *= 1.0 + u * ((double)bits * 0x1p-52 - 1.0);
-    }
+    for (int64_t i = 0; i < n; i++)
+        x[i] *= 1.0 + u * uniform(high[i], low[i]);
 }
 
 static uint64_t stream_of(const char *name, int64_t step, int64_t microbatch)
@@ -102,5 +107,23 @@ void ref_policy_store(const ref_policy *p, ref_store_class class, bool gradient,
         store_part(p, dtype, stream, u, x, n);
     } else {
         store_part(p, dtype, stream, u, x, n);
+    }
+}
+
+void ref_policy_cancel(const ref_policy *p, assay_op_class ops, const char *name, int64_t step,
+                       int64_t microbatch, double *x, const double *magnitude, int64_t n)
+{
+    char of_terms[ASSAY_NAME + 8];
+    const assay_op_recipe *op = assay_recipe_of(p->precision)->op;
+    if (!(p->perturb > 0.0))
+        return;
+    const double u = ldexp(p->perturb, -assay_dtype_precision(op[ops].accumulate));
+    snprintf(of_terms, sizeof of_terms, "%s terms", name);
+    const uint64_t stream = stream_of(of_terms, step, microbatch);
+    for (int64_t i = 0; i < n; i += REF_PHILOX_BLOCKS) {
+        uint32_t high[REF_PHILOX_BLOCKS], low[REF_PHILOX_BLOCKS];
+        ref_philox_blocks(p->perturb_seed, stream, (uint64_t)i, high, low);
+        for (int64_t k = i; k < n && k < i + REF_PHILOX_BLOCKS; k++)
+            x[k] += u * magnitude[k] * uniform(high[k - i], low[k - i]);
     }
 }

@@ -28,4 +28,9 @@ assay_dtype ref_policy_dtype(const ref_policy *p, ref_store_class class, bool gr
 void ref_policy_store(const ref_policy *p, ref_store_class class, bool gradient, const char *name,
                       int64_t step, int64_t microbatch, double *x, int64_t n);
 
+/* Before it is stored: x += perturb * u * magnitude * xi, u = half an ulp of the format that the recipe adds such values up in, for what
+ * is a sum of terms of that magnitude [n] together.  Where they cancel, x errs by roundings of the terms, which are none of x. */
+void ref_policy_cancel(const ref_policy *p, assay_op_class ops, const char *name, int64_t step,
+                       int64_t microbatch, double *x, const double *magnitude, int64_t n);
+
 #endif

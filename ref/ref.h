@@ -37,6 +37,10 @@ typedef enum { REF_CLIP_Q, REF_CLIP_K, REF_CLIP_V, REF_CLIP_OPERANDS } ref_clip_
 typedef bool (*ref_clip_lookup)(void *user, int64_t step, int64_t microbatch, int64_t layer,
                                 ref_clip_operand operand, bool *passes, int64_t n);
 
+/* Replayed masters: fills master [n], the whole master of row `param` of the spec's table behind the update of `step`, and returns true, or
+ * returns false to let the reference keep its own; nothing else of the optimizer's state is replaced.  Not asked behind the last step. */
+typedef bool (*ref_master_lookup)(void *user, int64_t step, int64_t param, double *master, int64_t n);
+
 typedef struct ref_run_config {
     const assay_model_spec *spec;
     const assay_train_options
@@ -50,6 +54,8 @@ typedef struct ref_run_config {
     ref_routing_lookup routing; /* NULL = own choices */
     void *routing_user;
     ref_clip_lookup clip; /* NULL = own decisions; a world of 1 only; routing_user is its, too */
+    ref_master_lookup
+        master; /* NULL = own masters; as clip.  The result then holds the weights of every step with want_states, as updated here */
     const assay_checkpoint
         *load; /* NULL = it begins with the weights; else with these, behind first_step steps */
     int64_t first_step;
@@ -82,8 +88,8 @@ typedef struct ref_run_result {
         layer_losses; /* [steps,layers,ASSAY_ROUTER_LOSSES]: as Megatron-LM logs them, without the coefficient */
     int64_t most_held; /* zero3: elements of gathered weights that any rank held at once; else 0 */
     int64_t n_tensors;
-    ref_named_tensor
-        *tensors; /* grads of every step (reduced, whole, before clipping); states and weights of the last */
+    ref_named_tensor *
+        tensors; /* grads of every step (reduced, whole, before clipping); states and weights of the last (master: weights of every step) */
 } ref_run_result;
 
 /* Initial whole weights of every parameter in table order, as doubles: read from the Hugging Face folder

@@ -1,5 +1,6 @@
 /* The router on lockstep tensors: logits, choice (own or replayed), combine weights.  Balancing losses: balancing.c. */
 #include "ref/layer.h"
+#include "ref/ops/vector.h"
 #include "ref/parallel/collectives.h"
 
 #include <stdlib.h>
@@ -231,21 +232,53 @@ assay_status ref_router_route_fwd(ref_pass *p, ref_router_acts *a, const ref_ten
     return ref_has_balancing(p) ? ref_balancing_fwd(p, a) : ASSAY_OK;
 }
 
+/* dlogits = of the combine weights; magnitudes: of the terms, in place of the gradients. */
+static assay_status choice_bwd(ref_pass *p, ref_tensor *dlogits, const ref_router_acts *a,
+                               const ref_tensor *dprobs, bool magnitudes)
+{
+    for (int r = 0; r < p->n; r++) {
+        const ref_piece *logits = &a->logits.at[r];
+        ref_router_desc d = ref_router_describe(p, logits->rows);
+        d.magnitudes = magnitudes;
+        ASSAY_TRY(ref_piece_new(&p->arena, &dlogits->at[r], logits->rows, logits->cols));
+        ref_router_bwd(dlogits->at[r].x, dprobs->at[r].x, a->indices.at[r].x, a->scores.at[r].x, logits->x,
+                       &d);
+    }
+    return ASSAY_OK;
+}
+
+/* A perturbed run: what the terms' roundings leave where they cancel (one expert chosen and its weight normalised to 1, all of them
+ * chosen, a load that is balanced). */
+static void perturb_terms(ref_pass *p, ref_tensor *dlogits, const ref_tensor *magnitudes, const char *of)
+{
+    char name[ASSAY_NAME + 16];
+    snprintf(name, sizeof name, "%s %s", dlogits->name, of);
+    for (int r = 0; r < p->n; r++)
+        ref_policy_cancel(&p->e->run->policy, ASSAY_OPS_ROUTER, name, p->step, ref_pass_microbatch(p, r),
+                          dlogits->at[r].x, magnitudes->at[r].x, dlogits->at[r].rows * dlogits->at[r].cols);
+}
+
 assay_status ref_router_route_bwd(ref_pass *p, ref_tensor *dtokens, const ref_router_acts *a,
                                   const ref_tensor *dprobs)
 {
-    ref_tensor dlogits;
+    const bool perturbed = p->e->run->policy.perturb > 0.0;
+    ref_tensor dlogits, magnitudes;
     ASSAY_TRY(ref_new_grad(p, &dlogits, &a->gating, NULL)); /* straight through random logits */
-    for (int r = 0; r < p->n; r++) {
-        const ref_piece *logits = &a->logits.at[r];
-        const ref_router_desc d = ref_router_describe(p, logits->rows);
-        ASSAY_TRY(ref_piece_new(&p->arena, &dlogits.at[r], logits->rows, logits->cols));
-        ref_router_bwd(dlogits.at[r].x, dprobs->at[r].x, a->indices.at[r].x, a->scores.at[r].x, logits->x,
-                       &d);
+    ASSAY_TRY(ref_new_grad(p, &magnitudes, &a->gating, NULL));
+    ASSAY_TRY(choice_bwd(p, &dlogits, a, dprobs, false));
+    if (perturbed) {
+        ASSAY_TRY(choice_bwd(p, &magnitudes, a, dprobs, true));
+        perturb_terms(p, &dlogits, &magnitudes, "choice");
     }
     ASSAY_TRY(ref_store(p, &dlogits, REF_STORE_ROUTER));
     if (ref_has_balancing(p)) {
-        ASSAY_TRY(ref_balancing_bwd(p, &dlogits, a));
+        ASSAY_TRY(ref_balancing_bwd(p, &dlogits, a, false));
+        if (perturbed) {
+            for (int r = 0; r < p->n; r++)
+                ref_vec_zero(magnitudes.at[r].x, magnitudes.at[r].rows * magnitudes.at[r].cols);
+            ASSAY_TRY(ref_balancing_bwd(p, &magnitudes, a, true));
+            perturb_terms(p, &dlogits, &magnitudes, "balancing");
+        }
         ASSAY_TRY(ref_store(p, &dlogits, REF_STORE_ROUTER));
     }
     if (!(p->e->options.moe_input_jitter_eps > 0.0))

@@ -229,6 +229,15 @@ static assay_status trace_step(const ref_engine *e, const ref_run_result *result
     return assay_trace_end_step(e->run->trace);
 }
 
+/* Its own masters are kept in the result, the next step has those of somebody else. */
+static assay_status go_on_from_masters(ref_engine *e, ref_run_result *result, int64_t step)
+{
+    if (e->run->want_states)
+        ASSAY_TRY(add_states(e, result, "weight", REF_STATE_MAIN, OF_WEIGHTS, step));
+    ref_replay_masters(e, step);
+    return ASSAY_OK;
+}
+
 static assay_status run_step(ref_engine *e, ref_run_result *result, int64_t step)
 {
     const bool training = e->run->batches->training;
@@ -246,6 +255,8 @@ static assay_status run_step(ref_engine *e, ref_run_result *result, int64_t step
         const double clip = ref_clip_scale(result->grad_norm[step], e->options.clip_grad);
         ref_update_params(e, step, ref_learning_rate(&e->options, step), clip);
         ASSAY_TRY(ref_update_expert_bias(e, step));
+        if (e->run->master && step + 1 < result->steps)
+            ASSAY_TRY(go_on_from_masters(e, result, step));
     }
     return trace_step(e, result, step, training);
 }
@@ -257,6 +268,9 @@ static assay_status check_run(const ref_run_config *c)
     ASSAY_TRY(assay_recipe_check_plain(assay_recipe_of(c->policy.precision), "the reference"));
     ASSAY_CHECK(c->grid.world == 1 || !c->trace, ASSAY_UNSUPPORTED,
                 "the reference traces whole tensors of an unsharded run, found a layout of %d ranks",
+                c->grid.world);
+    ASSAY_CHECK(c->grid.world == 1 || (!c->clip && !c->master), ASSAY_UNSUPPORTED,
+                "clips and masters are replayed in an unsharded run, found a layout of %d ranks",
                 c->grid.world);
     ASSAY_CHECK(c->grid.world == 1 || c->policy.perturb == 0.0, ASSAY_UNSUPPORTED,
                 "perturbed runs are unsharded (replicas would differ), found a layout of %d ranks",

@@ -1,8 +1,9 @@
 /* The whole check: does the sharded run equal the unsharded run in double?
  *
- * The reference runs once in double and r = 4 times, where those find something 16 times, with every stored tensor rounded as the candidate's
- * recipe rounds it and perturbed besides, all on the candidate's own routing choices (which the routing check
- * has judged) and clips (whole_clips.c).  The spread of the perturbed runs is what rounding can do to a tensor:
+ * The reference runs once in double and r = 4 times with every stored tensor rounded as the candidate's recipe rounds it and perturbed
+ * besides, all on the candidate's own routing choices (which the routing check has judged) and clips (whole_clips.c).  Where those find
+ * something it runs 16 times, and once in double, from the candidate's own masters behind each step (whole_masters.c).  The spread of the
+ * perturbed runs is what rounding can do to a tensor:
  *
  *     || candidate - reference ||  <=  kappa * rms_i || perturbed_i - reference ||  +  u * || reference ||
  *
@@ -14,6 +15,7 @@
  * is tuned.  Source: docs/TOLERANCES.md, section 7. */
 #include "parity/checks/whole.h"
 #include "parity/checks/plan.h"
+#include "parity/checks/whole_subject.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -26,133 +28,12 @@ typedef struct whole {
     double widen;
     const parity_whole_runs *r;
     int runs; /* of them, however many there are: a verdict does not depend on what was judged before */
+    bool from_masters; /* each of their steps begins with the candidate's masters of the step before */
     parity_table *table;
     parity_result base;
     parity_scales scales;
     int loss_curve, norm_curve; /* in the gallery of the table; 0: no step judged yet */
 } whole;
-
-/* One tensor: the candidate's values, the reference's, the perturbed ones. */
-typedef struct subject {
-    const double *found, *truth, *perturbed[PARITY_WHOLE_RUNS];
-    const double *wanted; /* the truth, or another run's values */
-    double widen;
-    int runs;
-    int64_t count;
-    const int64_t *shape;
-    int ndim;
-    assay_dtype stored;
-    double jump, jump_rate; /* masters; else 0 */
-    double cluster;         /* of jumps, in the whole tensor */
-    double *clusters;       /* [shape[0]] of jumps, in a slice */
-    double *allowance;      /* [count] out: of an element, its slice's share */
-} subject;
-
-/* Elements [first, first+n): error, allowance, verdict. */
-static void compare_slice(const subject *s, int64_t first, int64_t n, double cluster, double *error,
-                          double *allowed)
-{
-    const int runs = s->runs;
-    double e = 0.0, norm = 0.0, spread = 0.0, gram[PARITY_WHOLE_RUNS][PARITY_WHOLE_RUNS] = {{0.0}};
-    for (int64_t i = first; i < first + n; i++) {
-        const double d = s->found[i] - s->wanted[i];
-        double p[PARITY_WHOLE_RUNS];
-        e += d * d;
-        norm += s->truth[i] * s->truth[i];
-        for (int k = 0; k < runs; k++) {
-            p[k] = s->perturbed[k][i] - s->truth[i];
-            for (int l = 0; l <= k; l++)
-                gram[k][l] += p[k] * p[l];
-        }
-    }
-    for (int k = 0; k < runs; k++) {
-        spread += gram[k][k];
-        for (int l = 0; l < k; l++)
-            gram[l][k] = gram[k][l];
-    }
-    const int precision = assay_dtype_precision(s->stored);
-    const double unit = ldexp(1.0, -(precision > 24 || precision == 0 ? 24 : precision));
-    *error = sqrt(e);
-    *allowed = parity_whole_kappa(runs * parity_whole_freedom(gram, runs, n)) * sqrt(spread / runs);
-    if (s->jump > 0.0)
-        *allowed = fmax(*allowed, s->jump * sqrt(parity_whole_jump_count((double)n, s->jump_rate, cluster)));
-    *allowed = s->widen * (*allowed + unit * sqrt(norm));
-    for (int64_t i = first; i < first + n && s->allowance; i++)
-        s->allowance[i] = *allowed / sqrt((double)n);
-}
-
-static void judge_slices(const subject *s, int64_t slices, parity_worst *w)
-{
-    const int64_t n = slices > 0 ? s->count / slices : 0;
-    for (int64_t k = 0; k < slices && n > 0; k++) {
-        double error, allowed;
-        const double cluster = slices > 1 && s->clusters ? s->clusters[k] : s->cluster;
-        compare_slice(s, k * n, n, cluster, &error, &allowed);
-        const bool pass = error <= allowed;
-        const double ratio = error == 0.0 ? 0.0 : error / allowed;
-        parity_worst_add(w, k, error, 0.0, allowed, ratio, pass);
-    }
-}
-
-/* Slices of a tensor: rows or experts of dimension 0, heads of a one-dimensional qkv bias; one for the rest.
- */
-static int64_t slices_of(const subject *s, const char *name, const assay_model_config *m)
-{
-    if (s->ndim >= 2)
-        return s->shape[0];
-    if (strstr(name, "linear_qkv.bias") && m->kv_channels > 0 && s->count % m->kv_channels == 0)
-        return s->count / m->kv_channels;
-    return 1;
-}
-
-static void describe(const parity_worst *w, int64_t slices, const char *than, parity_result *r)
-{
-    r->n_bad = w->n_bad;
-    r->ratio = w->ratio;
-    r->found = w->found;
-    r->expected = 0.0;
-    r->is_distance = true;
-    r->allowance = w->allowance;
-    r->verdict = w->n_bad == 0 ? PARITY_PASS : PARITY_FAIL;
-    r->index_ndim = slices > 1 ? 1 : 0;
-    r->index[0] = w->flat > 0 ? w->flat : 0;
-    if (w->n_bad > 0)
-        snprintf(r->message, sizeof r->message,
-                 "%lld of %lld slices differ from %s by more than rounding can; worst slice "
-                 "%lld: distance %.3g, expected at most %.3g",
-                 (long long)w->n_bad, (long long)slices, than, (long long)w->flat, w->found, w->allowance);
-}
-
-static assay_status judge_subject(const whole *h, const char *name, subject *s, const assay_model_config *m,
-                                  parity_result *r)
-{
-    parity_worst all, parts;
-    parity_worst_init(&all);
-    parity_worst_init(&parts);
-    s->allowance = calloc((size_t)s->count + 1, sizeof *s->allowance);
-    ASSAY_CHECK(s->allowance, ASSAY_OUT_OF_MEMORY, "%s", name);
-    const int64_t slices = slices_of(s, name, m);
-    judge_slices(s, 1, &all);
-    judge_slices(s, slices, &parts);
-    const bool worse = all.n_bad > 0 && parts.n_bad == 0;
-    describe(worse ? &all : &parts, worse ? 1 : slices,
-             h->other ? "the other run" : "the unsharded reference", r);
-    assay_status st = ASSAY_OK;
-    if (!worse && slices > 1)
-        ASSAY_TRY_GOTO(parity_worst_redraw(&parts, parity_table_gallery(h->table), &slices, 1, r), st, done);
-    if (!worse && slices > 1 && parts.picture)
-        judge_slices(s, slices, &parts);
-    r->ratio = all.ratio > r->ratio ? all.ratio : r->ratio;
-    r->share = r->ratio;
-    r->count = s->count;
-    if (r->verdict == PARITY_FAIL)
-        parity_diagnose(s->found, s->wanted, s->allowance, s->shape, s->ndim, s->stored, &h->scales,
-                        r->diagnosis);
-done:
-    free(s->allowance);
-    s->allowance = NULL;
-    return st;
-}
 
 static void start(const whole *h, const char *name, assay_phase phase, int64_t step, int64_t microbatch,
                   parity_result *r)
@@ -163,6 +44,13 @@ static void start(const whole *h, const char *name, assay_phase phase, int64_t s
     r->microbatch = microbatch;
     r->verdict = PARITY_PASS;
     snprintf(r->tensor, sizeof r->tensor, "%s", name);
+}
+
+static assay_status judge(const whole *h, const char *name, parity_whole_subject *s,
+                          const assay_model_config *m, parity_result *r)
+{
+    return parity_whole_judge(s, name, m, h->other ? "the other run" : "the unsharded reference",
+                              parity_table_gallery(h->table), &h->scales, r);
 }
 
 /* Assembles a run's tensor; *values NULL when it is missing or broken, which is a finding. */
@@ -190,7 +78,7 @@ static assay_status values_in(const parity_index *x, const char *name, assay_pha
 
 /* What the other run holds of it [count]: s->wanted, kept in *kept.  *compared: whether there is anything to compare with. */
 static assay_status take_wanted(const whole *h, const char *name, assay_phase phase, int64_t step,
-                                int64_t microbatch, subject *s, double **kept, bool *compared)
+                                int64_t microbatch, parity_whole_subject *s, double **kept, bool *compared)
 {
     parity_global g = {0};
     parity_result unused;
@@ -212,8 +100,10 @@ done:
     return st;
 }
 
+/* faults_alone: a claim that holds is not told of. */
 static assay_status judge_named(const whole *h, const assay_model_config *m, const char *candidate,
-                                assay_phase phase, const char *kind, const char *name, int64_t step)
+                                assay_phase phase, const char *kind, const char *name, int64_t step,
+                                bool faults_alone)
 {
     parity_result r;
     parity_global g = {0};
@@ -222,14 +112,14 @@ static assay_status judge_named(const whole *h, const assay_model_config *m, con
     assay_status st = ASSAY_OK;
     const ref_named_tensor *truth = ref_result_find(&h->r->truth, kind, name, step);
     start(h, candidate, phase, step, -1, &r);
-    subject s = {0};
+    parity_whole_subject s = {0};
     if (truth) {
-        s = (subject){.runs = h->runs,
-                      .cluster = 1.0,
-                      .truth = truth->data,
-                      .shape = truth->shape,
-                      .ndim = truth->ndim,
-                      .count = 1};
+        s = (parity_whole_subject){.runs = h->runs,
+                                   .cluster = 1.0,
+                                   .truth = truth->data,
+                                   .shape = truth->shape,
+                                   .ndim = truth->ndim,
+                                   .count = 1};
         for (int d = 0; d < truth->ndim; d++)
             s.count *= truth->shape[d];
         for (int i = 0; i < h->runs; i++) {
@@ -255,9 +145,10 @@ static assay_status judge_named(const whole *h, const assay_model_config *m, con
                 s.clusters[i] = 1.0;
             s.cluster = parity_whole_clusters(&h->r->truth, name, s.clusters);
         }
-        ASSAY_TRY_GOTO(judge_subject(h, candidate, &s, m, &r), st, done);
+        ASSAY_TRY_GOTO(judge(h, candidate, &s, m, &r), st, done);
     }
-    st = parity_table_merge(h->table, &r);
+    if (!faults_alone || r.verdict == PARITY_FAIL)
+        st = parity_table_merge(h->table, &r);
 done:
     free(s.clusters);
     free(wanted);
@@ -277,7 +168,7 @@ static assay_status judge_number(const whole *h, const assay_model_config *m, co
     double *found = NULL, *wanted = NULL;
     bool compared;
     start(h, name, ASSAY_PHASE_OPTIMIZER, step, -1, &r);
-    subject s = {.runs = h->runs, .truth = truth + step, .shape = one, .ndim = 1, .count = 1};
+    parity_whole_subject s = {.runs = h->runs, .truth = truth + step, .shape = one, .ndim = 1, .count = 1};
     for (int i = 0; i < h->runs; i++)
         s.perturbed[i] = perturbed[i] + step;
     assay_status st = take_wanted(h, name, ASSAY_PHASE_OPTIMIZER, step, -1, &s, &wanted, &compared);
@@ -288,7 +179,7 @@ static assay_status judge_number(const whole *h, const assay_model_config *m, co
     if (st == ASSAY_OK && found) {
         s.found = found;
         s.stored = ASSAY_F32; /* computed there, whatever it is stored in */
-        st = judge_subject(h, name, &s, m, &r);
+        st = judge(h, name, &s, m, &r);
         r.found = found[0];
         r.expected = s.wanted[0];
         r.is_distance = false;
@@ -335,7 +226,8 @@ static assay_status judge_logits(const whole *h, const assay_model_config *m)
         ASSAY_CHECK_GOTO(perturbed[i] && truth, ASSAY_OUT_OF_MEMORY, st, done, "logits");
     }
     const int64_t rows = t->shape[0] * t->shape[1], shape[2] = {rows, t->shape[2]};
-    subject s = {.runs = h->runs, .truth = truth, .shape = shape, .ndim = 2, .count = rows * t->shape[2]};
+    parity_whole_subject s = {
+        .runs = h->runs, .truth = truth, .shape = shape, .ndim = 2, .count = rows * t->shape[2]};
     memcpy(s.perturbed, perturbed, sizeof s.perturbed);
     ASSAY_TRY_GOTO(take_wanted(h, "output_layer.y", ASSAY_PHASE_FORWARD, 0, 0, &s, &wanted, &compared), st,
                    done);
@@ -346,7 +238,7 @@ static assay_status judge_logits(const whole *h, const assay_model_config *m)
     if (found) {
         s.found = found;
         s.stored = g.dtype;
-        ASSAY_TRY_GOTO(judge_subject(h, "logits", &s, m, &r), st, done);
+        ASSAY_TRY_GOTO(judge(h, "logits", &s, m, &r), st, done);
     }
     st = parity_table_merge(h->table, &r);
 done:
@@ -367,7 +259,8 @@ static assay_status judge_gradients(const whole *h, const assay_model_spec *spec
         if (!assay_param_needs_grad(p))
             continue;
         snprintf(name, sizeof name, "%s.main_grad", p->name);
-        ASSAY_TRY(judge_named(h, &spec->config, name, ASSAY_PHASE_REDUCED_GRAD, "grad", p->name, step));
+        ASSAY_TRY(
+            judge_named(h, &spec->config, name, ASSAY_PHASE_REDUCED_GRAD, "grad", p->name, step, false));
     }
     return ASSAY_OK;
 }
@@ -383,11 +276,25 @@ static assay_status judge_states(const whole *h, const assay_model_spec *spec, a
             char name[ASSAY_NAME + 16];
             snprintf(name, sizeof name, "%s.%s", p->name, k < 0 ? "main_param" : states[k]);
             ASSAY_TRY(judge_named(h, &spec->config, name, ASSAY_PHASE_OPTIMIZER, k < 0 ? "weight" : states[k],
-                                  p->name, step));
+                                  p->name, step, false));
         }
         if (!p->trained)
+            ASSAY_TRY(judge_named(h, &spec->config, p->name, ASSAY_PHASE_OPTIMIZER, "expert_bias", p->name,
+                                  step, false));
+    }
+    return ASSAY_OK;
+}
+
+/* The masters that the runs went on from: a second look alone asks, so it tells of what is wrong alone. */
+static assay_status judge_masters(const whole *h, const assay_model_spec *spec, int64_t step)
+{
+    for (int64_t i = 0; i < spec->n_params; i++) {
+        char name[ASSAY_NAME + 16];
+        const assay_param_spec *p = &spec->params[i];
+        snprintf(name, sizeof name, "%s.main_param", p->name);
+        if (assay_param_needs_grad(p) && parity_index_find(h->x, name, ASSAY_PHASE_OPTIMIZER, step, -1))
             ASSAY_TRY(
-                judge_named(h, &spec->config, p->name, ASSAY_PHASE_OPTIMIZER, "expert_bias", p->name, step));
+                judge_named(h, &spec->config, name, ASSAY_PHASE_OPTIMIZER, "weight", p->name, step, true));
     }
     return ASSAY_OK;
 }
@@ -419,6 +326,8 @@ static assay_status judge_everything(whole *h, const parity_whole_cache *c)
                 judge_number(h, &c->spec->config, "grad_norm", &h->norm_curve, step, truth->grad_norm, norm));
         if (training && c->options.log_num_zeros_in_grad)
             ASSAY_TRY(judge_zeros(h, c->spec, step));
+        if (h->from_masters && step + 1 < truth->steps)
+            ASSAY_TRY(judge_masters(h, c->spec, step));
     }
     return training ? judge_states(h, c->spec, c->options.optimizer, truth->steps - 1) : ASSAY_OK;
 }
@@ -462,12 +371,24 @@ static void take_objective(parity_whole_cache *c, const assay_trace *t)
         snprintf(c->objective, sizeof c->objective, "%s", layout);
 }
 
+static assay_status look(whole *h, parity_whole_cache *cache, assay_precision precision,
+                         parity_whole_choices *choice, int runs)
+{
+    parity_whole_runs *r;
+    ASSAY_TRY(parity_whole_find_runs(cache, precision, choice, runs, &r));
+    ASSAY_TRY(parity_table_create(&h->table, PARITY_CHECK_WHOLE));
+    h->r = r;
+    h->runs = runs;
+    ASSAY_TRY(judge_header(h, precision));
+    ASSAY_TRY(judge_choices(h, choice));
+    return judge_everything(h, cache);
+}
+
 static assay_status check_whole(parity_whole_cache *cache, const assay_trace *t, const parity_index *other,
                                 double widen, parity_report *report)
 {
     assay_status st = ASSAY_OK;
     parity_index *x = NULL;
-    parity_whole_runs *r = NULL;
     parity_whole_choices choice = {0};
     whole h = {.trace = t, .other = other, .widen = widen};
     parity_plan_tensors *tensors = NULL;
@@ -482,19 +403,15 @@ static assay_status check_whole(parity_whole_cache *cache, const assay_trace *t,
     ASSAY_TRY_GOTO(parity_index_create(&x, t), st, done);
     ASSAY_TRY_GOTO(parity_whole_read_choices(cache, x, steps, &choice), st, done);
     h.x = x;
-    for (int runs = PARITY_WHOLE_FIRST_RUNS;; runs = PARITY_WHOLE_RUNS) {
-        ASSAY_TRY_GOTO(parity_whole_find_runs(cache, precision, &choice, runs, &r), st, done);
-        ASSAY_TRY_GOTO(parity_table_create(&h.table, PARITY_CHECK_WHOLE), st, done);
-        h.r = r;
-        h.runs = runs;
-        ASSAY_TRY_GOTO(judge_header(&h, precision), st, done);
-        ASSAY_TRY_GOTO(judge_choices(&h, &choice), st, done);
-        ASSAY_TRY_GOTO(judge_everything(&h, cache), st, done);
-        if (runs == PARITY_WHOLE_RUNS || !parity_table_fails(h.table))
-            break;
+    ASSAY_TRY_GOTO(look(&h, cache, precision, &choice, PARITY_WHOLE_FIRST_RUNS), st, done);
+    if (parity_table_fails(h.table)) {
         parity_table_destroy(h.table);
         h.table = NULL;
         h.loss_curve = h.norm_curve = 0;
+        h.from_masters = other == NULL && cache->batches->training && steps > 1;
+        if (h.from_masters)
+            ASSAY_TRY_GOTO(parity_whole_read_masters(x, &choice), st, done);
+        ASSAY_TRY_GOTO(look(&h, cache, precision, &choice, PARITY_WHOLE_RUNS), st, done);
     }
     ASSAY_TRY_GOTO(parity_plan_tensors_create(&tensors, cache->spec, &cache->options, cache->batches), st,
                    done);
@@ -502,7 +419,7 @@ static assay_status check_whole(parity_whole_cache *cache, const assay_trace *t,
 done:
     parity_plan_tensors_destroy(tensors);
     parity_table_destroy(h.table);
-    free(choice.indices);
+    parity_whole_free_choices(&choice);
     parity_index_destroy(x);
     return st;
 }

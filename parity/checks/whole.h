@@ -10,7 +10,7 @@ enum { PARITY_WHOLE_FIRST_RUNS = 4, PARITY_WHOLE_RUNS = 16 };
 
 /* Runs of the reference on one set of choices. */
 typedef struct parity_whole_runs {
-    char key[ASSAY_HASH_HEX + ASSAY_LAYOUT_TEXT + 16];
+    char key[ASSAY_HASH_HEX + ASSAY_SHA256_HEX + ASSAY_LAYOUT_TEXT + 16];
     int n; /* perturbed runs made so far */
     ref_run_result truth, perturbed[PARITY_WHOLE_RUNS];
     bool has_logits; /* of microbatch 0 of step 0 */
@@ -31,7 +31,8 @@ struct parity_whole_cache {
     parity_whole_runs **all;
 };
 
-/* The choices of every step, microbatch, layer and map, and the clips of every operand (whole_clips.c). */
+/* The choices of every step, microbatch, layer and map, the clips of every operand (whole_clips.c), and, for a second look, the masters
+ * (whole_masters.c). */
 typedef struct parity_whole_choices {
     const assay_model_spec *spec;
     int64_t steps, microbatches, tokens, k;
@@ -39,6 +40,9 @@ typedef struct parity_whole_choices {
         *indices;  /* [steps][microbatches][layers][2][tokens][k], first entry -1: not recorded; then clips */
     int64_t clips; /* of them, the first of clips */
     int64_t count;
+    char hash[ASSAY_HASH_HEX]; /* of them */
+    double **masters;          /* [steps - 1][parameters], whole, NULL: not recorded; NULL: a first look */
+    char masters_hash[ASSAY_SHA256_HEX];
     parity_result refused; /* the first that is recorded and cannot be read; passes: none */
 } parity_whole_choices;
 
@@ -59,9 +63,17 @@ assay_status parity_whole_zeros(const parity_index *x, const assay_model_spec *s
                                 parity_result *r);
 
 /* From the trace; a choice that is not recorded or malformed is left to the reference, and so is one that cannot be read, with a
- * word about it.  indices: free(). */
+ * word about it. */
 assay_status parity_whole_read_choices(const parity_whole_cache *cache, const parity_index *x, int64_t steps,
                                        parity_whole_choices *c);
+void parity_whole_free_choices(parity_whole_choices *c);
+/* What is recorded was chosen: the reference must not put its own in the place of it without a word. */
+void parity_whole_refuse(parity_whole_choices *c, const parity_entry *e, const parity_result *finding,
+                         bool complete);
+/* The masters behind every step but the last: read for a second look, and what the reference asks.  One that is not recorded, cannot be
+ * read or is not finite is left to the reference; the check of its own step says what is wrong with it. */
+assay_status parity_whole_read_masters(const parity_index *x, parity_whole_choices *c);
+bool parity_whole_master(void *choices, int64_t step, int64_t param, double *master, int64_t n);
 /* The same of clips: how many numbers they take, what the trace says, and what the reference asks. */
 int64_t parity_whole_clip_numbers(const parity_whole_choices *c);
 assay_status parity_whole_read_clips(const parity_index *x, parity_whole_choices *c);

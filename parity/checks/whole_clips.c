@@ -51,8 +51,8 @@ static int64_t *numbers_at(const parity_whole_choices *c, int64_t step, int64_t 
     return c->indices + at;
 }
 
-/* What passes is what the clamp left below the limit, as its stored type holds that.  What cannot be read is the reference's to decide. */
-static assay_status read_clip(const parity_index *x, const parity_whole_choices *c, int64_t step,
+/* What passes is what the clamp left below the limit, as its stored type holds that. */
+static assay_status read_clip(const parity_index *x, parity_whole_choices *c, int64_t step,
                               int64_t microbatch, int64_t layer, ref_clip_operand operand)
 {
     static const char letters[] = {'q', 'k', 'v'};
@@ -71,8 +71,10 @@ static assay_status read_clip(const parity_index *x, const parity_whole_choices 
     if (e == NULL)
         return ASSAY_OK;
     ASSAY_TRY(parity_entry_assemble(x, e, &g, &finding));
-    if (!g.complete || g.count != elements_of(c, operand) || assay_dtype_precision(g.dtype) == 0)
+    if (!g.complete || g.count != elements_of(c, operand) || assay_dtype_precision(g.dtype) == 0) {
+        parity_whole_refuse(c, e, &finding, g.complete);
         goto done;
+    }
     const double given = c->spec->config.clip_qkv;
     const double limit = g.dtype == ASSAY_F64 ? given : ref_round((double)(float)given, g.dtype);
     ASSAY_TRY_GOTO(parity_decode_all(g.data, g.count, g.dtype, &value), st, done);

@@ -75,10 +75,8 @@ static bool look_up(void *user, int64_t step, int64_t microbatch, int64_t layer,
     return true;
 }
 
-/* Fills one block from the trace; a tensor that cannot be assembled leaves the choice to the reference. */
-/* What is recorded was chosen: the reference must not put its own in the place of it without a word. */
-static void refuse_choice(parity_whole_choices *c, const parity_entry *e, const parity_result *finding,
-                          bool complete)
+void parity_whole_refuse(parity_whole_choices *c, const parity_entry *e, const parity_result *finding,
+                         bool complete)
 {
     parity_result *r = &c->refused;
     if (r->verdict == PARITY_FAIL)
@@ -93,6 +91,7 @@ static void refuse_choice(parity_whole_choices *c, const parity_entry *e, const 
                                                      : "it is a piece of no whole tensor");
 }
 
+/* Fills one block from the trace; a tensor that cannot be assembled leaves the choice to the reference. */
 static assay_status read_choice(parity_whole_choices *c, const parity_index *x, int64_t step,
                                 int64_t microbatch, int64_t layer, ref_routing_map map)
 {
@@ -111,7 +110,7 @@ static assay_status read_choice(parity_whole_choices *c, const parity_index *x, 
     if (g.complete && g.dtype == ASSAY_I64 && g.count == c->tokens * c->k)
         memcpy(to, g.data, (size_t)g.count * sizeof *to);
     else
-        refuse_choice(c, e, &finding, g.complete);
+        parity_whole_refuse(c, e, &finding, g.complete);
     parity_global_free(&g);
     return ASSAY_OK;
 }
@@ -158,7 +157,10 @@ assay_status parity_whole_read_choices(const parity_whole_cache *cache, const pa
             }
         }
     }
-    return parity_whole_read_clips(x, c);
+    ASSAY_TRY(parity_whole_read_clips(x, c));
+    ASSAY_TRY(assay_hash_init());
+    assay_hash_tensor(ASSAY_I64, &c->count, 1, c->indices, (size_t)c->count * sizeof *c->indices, c->hash);
+    return ASSAY_OK;
 }
 
 /* --- runs of the reference ---------------------------------------------------------------------------------- */
@@ -186,13 +188,14 @@ static ref_policy policy_of(const parity_whole_cache *c, assay_precision precisi
 }
 
 /* `run` < 0: the truth, which is one for all precisions. */
-static assay_status run_one(const parity_whole_cache *c, const ref_run_config *config, const char *choices,
-                            int run, ref_run_result *result)
+static assay_status run_one(const parity_whole_cache *c, const ref_run_config *config,
+                            const parity_whole_choices *choice, int run, ref_run_result *result)
 {
-    char key[2 * ASSAY_SHA256_HEX + ASSAY_LAYOUT_TEXT + 64];
+    char key[3 * ASSAY_SHA256_HEX + ASSAY_LAYOUT_TEXT + 64];
     if (c->folder[0] == '\0')
         return ref_run(config, c->weights, result);
-    snprintf(key, sizeof key, "%s, choices %s, %s%s, %s, run %d", c->identity, choices, c->objective,
+    snprintf(key, sizeof key, "%s, choices %s, %s%s%s, %s%s, run %d", c->identity, choice->hash,
+             config->master ? "masters " : "", config->master ? choice->masters_hash : "", c->objective,
              assay_precision_name(config->policy.precision), config->want_logits ? "logits" : "training",
              run);
     return parity_whole_run(c->folder, key, config, c->weights, result);
@@ -200,9 +203,8 @@ static assay_status run_one(const parity_whole_cache *c, const ref_run_config *c
 
 /* The perturbed runs first ... runs-1, and the truth before the first of all. */
 static assay_status run_all(const parity_whole_cache *c, const assay_batches *batches,
-                            assay_precision precision, parity_whole_choices *choice, const char *choices,
-                            bool logits, int first, int runs, ref_run_result *truth,
-                            ref_run_result perturbed[PARITY_WHOLE_RUNS])
+                            assay_precision precision, parity_whole_choices *choice, bool logits, int first,
+                            int runs, ref_run_result *truth, ref_run_result perturbed[PARITY_WHOLE_RUNS])
 {
     assay_parallel_config one, other;
     assay_grid objective;
@@ -213,6 +215,7 @@ static assay_status run_all(const parity_whole_cache *c, const assay_batches *ba
                              .routing = look_up,
                              .routing_user = choice,
                              .clip = parity_whole_clip,
+                             .master = choice->masters && !logits ? parity_whole_master : NULL,
                              .want_logits = logits,
                              .want_grads = !logits,
                              .want_states = !logits && batches->training};
@@ -230,10 +233,10 @@ static assay_status run_all(const parity_whole_cache *c, const assay_batches *ba
     }
     config.policy.precision = ASSAY_PRECISION_FP64;
     if (first == 0)
-        ASSAY_TRY(run_one(c, &config, choices, -1, truth));
+        ASSAY_TRY(run_one(c, &config, choice, -1, truth));
     for (int i = first; i < runs; i++) {
         config.policy = policy_of(c, precision, i);
-        ASSAY_TRY(run_one(c, &config, choices, i, &perturbed[i]));
+        ASSAY_TRY(run_one(c, &config, choice, i, &perturbed[i]));
     }
     return ASSAY_OK;
 }
@@ -273,25 +276,23 @@ static bool has_targets(const assay_batches *b, int64_t step, int64_t microbatch
 
 /* Microbatch 0 of step 0 as a batch of its own: its logits depend on the initial weights alone. */
 static assay_status run_logits(const parity_whole_cache *c, assay_precision precision,
-                               parity_whole_choices *choice, const char *choices, int runs,
-                               parity_whole_runs *r)
+                               parity_whole_choices *choice, int runs, parity_whole_runs *r)
 {
     assay_batches first = *c->batches;
     if (!has_targets(c->batches, 0, 0))
         return ASSAY_OK; /* a batch without labels has no loss to run */
     first.training = false;
     first.steps = first.microbatches = 1;
-    ASSAY_TRY(run_all(c, &first, precision, choice, choices, true, r->n, runs, &r->logits_truth,
-                      r->logits_perturbed));
+    ASSAY_TRY(run_all(c, &first, precision, choice, true, r->n, runs, &r->logits_truth, r->logits_perturbed));
     r->has_logits = true;
     return ASSAY_OK;
 }
 
 static assay_status extend(parity_whole_cache *c, assay_precision precision, parity_whole_choices *choice,
-                           const char *hash, int runs, parity_whole_runs *r)
+                           int runs, parity_whole_runs *r)
 {
-    ASSAY_TRY(run_all(c, c->batches, precision, choice, hash, false, r->n, runs, &r->truth, r->perturbed));
-    ASSAY_TRY(run_logits(c, precision, choice, hash, runs, r));
+    ASSAY_TRY(run_all(c, c->batches, precision, choice, false, r->n, runs, &r->truth, r->perturbed));
+    ASSAY_TRY(run_logits(c, precision, choice, runs, r));
     r->n = runs;
     return ASSAY_OK;
 }
@@ -312,19 +313,17 @@ static assay_status add_runs(parity_whole_cache *c, const char *key, parity_whol
 assay_status parity_whole_find_runs(parity_whole_cache *c, assay_precision precision,
                                     parity_whole_choices *choice, int runs, parity_whole_runs **out)
 {
-    char hash[ASSAY_HASH_HEX], key[ASSAY_HASH_HEX + ASSAY_LAYOUT_TEXT + 16];
+    char key[sizeof(*out)->key];
     parity_whole_runs *r = NULL;
-    ASSAY_TRY(assay_hash_init());
-    assay_hash_tensor(ASSAY_I64, &choice->count, 1, choice->indices,
-                      (size_t)choice->count * sizeof *choice->indices, hash);
-    snprintf(key, sizeof key, "%s|%s|%s", assay_precision_name(precision), c->objective, hash);
+    snprintf(key, sizeof key, "%s|%s|%s|%s", assay_precision_name(precision), c->objective, choice->hash,
+             choice->masters_hash);
     for (int64_t i = 0; i < c->n && r == NULL; i++)
         if (strcmp(c->all[i]->key, key) == 0)
             r = c->all[i];
     if (r == NULL)
         ASSAY_TRY(add_runs(c, key, &r));
     if (r->n < runs) {
-        const assay_status st = extend(c, precision, choice, hash, runs, r);
+        const assay_status st = extend(c, precision, choice, runs, r);
         if (st != ASSAY_OK) {
             r->key[0] = '\0'; /* half made: nobody finds it again */
             return st;

@@ -88,7 +88,7 @@ static void draw_attention(draws *d, bool wide, json_t *model)
     put_int(d, model, "num_attention_heads", heads);
     put_int(d, model, "num_query_groups", groups);
     put_int(d, model, "kv_channels",
-            wide ? ONE_OF(d, 32, 64, 64, 96, 128) : ONE_OF(d, 6, 8, 8, 10, 16, 18, 32));
+            wide ? ONE_OF(d, 32, 64, 64, 96, 128) : ONE_OF(d, 2, 4, 6, 8, 8, 10, 16, 18, 32));
     put_flag(d, model, "qk_layernorm", 50);
     if (json_is_true(json_object_get(model, "qk_layernorm")))
         put_flag(d, model, "qk_layernorm_full_width", 25);
@@ -135,11 +135,10 @@ static void draw_router_losses(draws *d, json_t *training)
         put_real(d, training, "moe_z_loss_coeff", 0.002);
 }
 
-/* Never all experts, nor one whose probability is normalized to 1: docs/TOLERANCES.md, section 7. */
 static void draw_experts(draws *d, bool wide, json_t *model, json_t *training)
 {
     const int64_t layers = int_of(model, "num_layers"), experts = ONE_OF(d, 3, 4, 4, 6, 8, 8, 12, 16),
-                  topk = between(d, 1, experts - 1 < 4 ? experts - 1 : 4), dense = below(d, layers);
+                  topk = between(d, 1, experts < 4 ? experts : 4), dense = below(d, layers);
     const bool sigmoid = chance(d, 40);
     json_t *moe = json_array();
     for (int64_t l = 0; l < layers; l++)
@@ -151,8 +150,7 @@ static void draw_experts(draws *d, bool wide, json_t *model, json_t *training)
     put_word(d, model, "moe_router_score_function", sigmoid ? "sigmoid" : "softmax");
     if (topk == 1 && !sigmoid)
         put(d, model, "moe_router_pre_softmax", json_true());
-    if (topk > 1)
-        put_flag(d, model, "norm_topk_prob", 50);
+    put_flag(d, model, "norm_topk_prob", 50);
     if (sigmoid && chance(d, 60)) {
         put(d, model, "moe_router_enable_expert_bias", json_true());
         put_real(d, training, "moe_router_bias_update_rate", REAL_OF(d, 0.001, 0.05));

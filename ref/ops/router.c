@@ -158,6 +158,17 @@ void ref_router_probs(double *probs, const double *scores, const double *logits,
     }
 }
 
+/* a - b, or what their sizes add up to. */
+static double difference(double a, double b, const ref_router_desc *d)
+{
+    return d->magnitudes ? fabs(a) + b : a - b;
+}
+
+static double size_of(double x, const ref_router_desc *d)
+{
+    return d->magnitudes ? fabs(x) : x;
+}
+
 /* ds [K] from dprobs [K] of one token, chosen scores s [K]; out may not alias. */
 static void probs_bwd(double *ds, const double *dprobs, const double *s, const ref_router_desc *d)
 {
@@ -165,9 +176,10 @@ static void probs_bwd(double *ds, const double *dprobs, const double *s, const r
     for (int64_t j = 0; j < d->topk; j++)
         sum += s[j];
     for (int64_t j = 0; j < d->topk; j++)
-        dot += dprobs[j] * s[j] / sum;
+        dot += size_of(dprobs[j], d) * s[j] / sum;
     for (int64_t j = 0; j < d->topk; j++)
-        ds[j] = d->scaling_factor * (normalised(d) ? (dprobs[j] - dot) / sum : dprobs[j]);
+        ds[j] =
+            d->scaling_factor * (normalised(d) ? difference(dprobs[j], dot, d) / sum : size_of(dprobs[j], d));
 }
 
 void ref_router_bwd(double *dlogits, const double *dprobs, const int64_t *indices, const double *scores,
@@ -188,9 +200,9 @@ void ref_router_bwd(double *dlogits, const double *dprobs, const int64_t *indice
         if (d->mode == REF_ROUTER_TOPK_SOFTMAX) {
             (void)softmax(chosen, chosen, k);
             for (int64_t j = 0; j < k; j++)
-                dot += chosen[j] * dprobs[i * k + j];
+                dot += chosen[j] * size_of(dprobs[i * k + j], d);
             for (int64_t j = 0; j < k; j++)
-                dl[index[j]] = d->scaling_factor * chosen[j] * (dprobs[i * k + j] - dot);
+                dl[index[j]] = d->scaling_factor * chosen[j] * difference(dprobs[i * k + j], dot, d);
             continue;
         }
         probs_bwd(ds, dprobs + i * k, chosen, d);
@@ -199,7 +211,8 @@ void ref_router_bwd(double *dlogits, const double *dprobs, const int64_t *indice
             dot += ds[j] * chosen[j];
         }
         for (int64_t j = 0; j < e; j++)
-            dl[j] = d->mode == REF_ROUTER_SIGMOID ? dl[j] * s[j] * (1.0 - s[j]) : s[j] * (dl[j] - dot);
+            dl[j] = d->mode == REF_ROUTER_SIGMOID ? dl[j] * s[j] * (1.0 - s[j])
+                                                  : s[j] * difference(dl[j], dot, d);
     }
 }
 
@@ -303,11 +316,11 @@ void ref_router_aux_bwd(double *dlogits, const double *logits, const int64_t *co
         for (int64_t j = 0; j < e; j++)
             dot += a[j] * (double)n[j];
         for (int64_t j = 0; j < e; j++) {
-            double da = a[j] * ((double)n[j] - dot);
+            double da = a[j] * difference((double)n[j], dot, d);
             /* a_j = s_j / sum: the derivative of s_j is s_j (1 - s_j), and s_j = a_j sum. */
             if (d->mode == REF_ROUTER_SIGMOID)
                 da *= 1.0 - a[j] * sum;
-            dlogits[i * e + j] += loss_scale * (weight * da + z_weight * lse * p[j]);
+            dlogits[i * e + j] += loss_scale * (weight * da + z_weight * size_of(lse, d) * p[j]);
         }
     }
 }

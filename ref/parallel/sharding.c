@@ -270,6 +270,16 @@ int64_t ref_gradient_zeros(const ref_engine *e)
 
 /* --- update ------------------------------------------------------------------------------------------------- */
 
+/* The weight is the master, rounded: one value, one storing. */
+static void weight_from_master(const ref_engine *e, ref_param *p, int64_t step)
+{
+    double *weight = p->own_weight ? p->own_weight : p->weight + p->own_first;
+    ref_policy unperturbed = e->run->policy;
+    unperturbed.perturb = 0.0;
+    memcpy(weight, p->main_param, (size_t)p->own_count * sizeof(double));
+    ref_policy_store(&unperturbed, REF_STORE_PAR, false, "", step, -1, weight, p->own_count);
+}
+
 static void update_rank(ref_engine *e, int rank, int64_t i, const ref_adamw_desc *d)
 {
     ref_param *p = param_of(e, rank, i);
@@ -281,11 +291,7 @@ static void update_rank(ref_engine *e, int rank, int64_t i, const ref_adamw_desc
         snprintf(suffix, sizeof suffix, ".%s", e->state_names[k]);
         store(e, i, suffix, REF_STORE_STATE, step, p->states[k], n);
     }
-    double *weight = p->own_weight ? p->own_weight : p->weight + p->own_first;
-    memcpy(weight, p->main_param, (size_t)n * sizeof(double));
-    ref_policy unperturbed = e->run->policy; /* the weight is the master, rounded: one value, one storing */
-    unperturbed.perturb = 0.0;
-    ref_policy_store(&unperturbed, REF_STORE_PAR, false, "", step, -1, weight, n);
+    weight_from_master(e, p, step);
 }
 
 /* ZeRO-1 and 2: every rank gets the ranges that the others updated. */
@@ -322,6 +328,17 @@ void ref_update_params(ref_engine *e, int64_t step, double lr, double grad_scale
                 update_rank(e, rank, i, &d);
         if (e->grid.p.zero_stage == 1 || e->grid.p.zero_stage == 2)
             gather_weights(e, i);
+    }
+}
+
+void ref_replay_masters(ref_engine *e, int64_t step)
+{
+    const ref_run_config *run = e->run;
+    for (int64_t i = 0; i < e->spec->n_params; i++) {
+        ref_param *p = param_of(e, 0, i);
+        if (assay_param_needs_grad(&e->spec->params[i]) &&
+            run->master(run->routing_user, step, i, p->main_param, p->own_count))
+            weight_from_master(e, p, step);
     }
 }
 

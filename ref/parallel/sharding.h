@@ -24,6 +24,8 @@ int64_t ref_gradient_zeros(const ref_engine *e);
 assay_group_shape ref_param_owners(const ref_engine *e, int64_t i, int rank);
 /* AdamW on the owned range of every rank, then the weights are rounded and (ZeRO-1, 2) all-gathered. */
 void ref_update_params(ref_engine *e, int64_t step, double lr, double grad_scale);
+/* Behind it, in a world of 1: masters that somebody else knows (ref_master_lookup), and the weights that follow from them. */
+void ref_replay_masters(ref_engine *e, int64_t step);
 /* Router expert biases, once per step, from the counts summed over all ranks of a stage. */
 assay_status ref_update_expert_bias(ref_engine *e, int64_t step);
 /* Parameter i of the table: whole [count] of the global shape = the pieces of all ranks; REF_STATE_MAIN of a

@@ -30,10 +30,14 @@ static void add_attrs(trial *x, const router_case *c)
 static ref_router_desc desc_of(const router_case *c)
 {
     return (ref_router_desc){
-        T,         E,
-        c->topk,   ref_router_mode_of(c->sigmoid ? ASSAY_SCORE_SIGMOID : ASSAY_SCORE_SOFTMAX, c->pre),
-        c->norm,   c->scaling,
-        c->groups, c->group_topk};
+        .tokens = T,
+        .experts = E,
+        .topk = c->topk,
+        .mode = ref_router_mode_of(c->sigmoid ? ASSAY_SCORE_SIGMOID : ASSAY_SCORE_SOFTMAX, c->pre),
+        .norm_topk_prob = c->norm,
+        .scaling_factor = c->scaling,
+        .num_groups = c->groups,
+        .group_topk = c->group_topk};
 }
 
 static float sigmoidf(float x)
@@ -198,8 +202,11 @@ static trial tiny(const double *logits, const int64_t *choice, bool sigmoid)
     double *probs = trial_out(&x, "probs", ASSAY_F32, SHAPE(1, 2)),
            *scores = trial_out(&x, "scores", ASSAY_F32, SHAPE(1, 4));
     double keys[4];
-    const ref_router_desc d = {1,     4,   2, sigmoid ? REF_ROUTER_SIGMOID : REF_ROUTER_SOFTMAX_TOPK,
-                               false, 1.0, 0, 0};
+    const ref_router_desc d = {.tokens = 1,
+                               .experts = 4,
+                               .topk = 2,
+                               .mode = sigmoid ? REF_ROUTER_SIGMOID : REF_ROUTER_SOFTMAX_TOPK,
+                               .scaling_factor = 1.0};
     memcpy(indices, choice, 2 * sizeof *indices);
     ref_router_scores(scores, keys, logits, NULL, &d);
     if (choice[0] >= 0 && choice[1] < 4)
@@ -255,7 +262,14 @@ Test(ref_bounds_router, nearly_tied_groups)
     for (int i = 0; i < 3; i++) {
         trial x = trial_new("router_fwd", assay_arith_elementwise());
         const router_case c = {true, false, true, false, 2, 3, 1, 1.0};
-        const ref_router_desc d = {1, 6, 2, REF_ROUTER_SIGMOID, true, 1.0, 3, 1};
+        const ref_router_desc d = {.tokens = 1,
+                                   .experts = 6,
+                                   .topk = 2,
+                                   .mode = REF_ROUTER_SIGMOID,
+                                   .norm_topk_prob = true,
+                                   .scaling_factor = 1.0,
+                                   .num_groups = 3,
+                                   .group_topk = 1};
         add_attrs(&x, &c);
         memcpy(trial_in(&x, "logits", ASSAY_F32, new_real(6), SHAPE(1, 6)), logits, sizeof logits);
         int64_t *indices = trial_out_int(&x, "indices", SHAPE(1, 2));
@@ -307,8 +321,11 @@ Test(ref_bounds_router, auxiliary_losses_hold)
                         *counts = trial_out_int(&x, "tokens_per_expert", SHAPE(E));
                 double *sums = trial_out(&x, "score_sums", ASSAY_F32, SHAPE(E)),
                        *z = trial_out(&x, "z_sum", ASSAY_F32, SHAPE(1));
-                const ref_router_desc d = {
-                    T, E, 2, sigmoid ? REF_ROUTER_SIGMOID : REF_ROUTER_SOFTMAX_TOPK, false, 1.0, 0, 0};
+                const ref_router_desc d = {.tokens = T,
+                                           .experts = E,
+                                           .topk = 2,
+                                           .mode = sigmoid ? REF_ROUTER_SIGMOID : REF_ROUTER_SOFTMAX_TOPK,
+                                           .scaling_factor = 1.0};
                 float lse[T], a[T][E], column[T];
                 for (int64_t i = 0; i < T; i++) {
                     aux_row(a[i], logits + i * E, sigmoid, &lse[i]);

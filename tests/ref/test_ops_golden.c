@@ -229,15 +229,16 @@ static void router_file(const char *name)
     const int64_t t = golden_dim(f, "logits", 0), e = golden_dim(f, "logits", 1),
                   k = golden_dim(f, "indices", 1);
     const bool sigmoid = strcmp(assay_tensorfile_metadata(f, "score_function"), "sigmoid") == 0;
-    const ref_router_desc desc = {t,
-                                  e,
-                                  k,
-                                  ref_router_mode_of(sigmoid ? ASSAY_SCORE_SIGMOID : ASSAY_SCORE_SOFTMAX,
-                                                     golden_attr(f, "pre_softmax") != 0.0),
-                                  golden_attr(f, "norm_topk_prob") != 0.0,
-                                  golden_attr(f, "scaling_factor"),
-                                  (int64_t)golden_attr(f, "num_groups"),
-                                  (int64_t)golden_attr(f, "group_topk")};
+    const ref_router_desc desc = {.tokens = t,
+                                  .experts = e,
+                                  .topk = k,
+                                  .mode =
+                                      ref_router_mode_of(sigmoid ? ASSAY_SCORE_SIGMOID : ASSAY_SCORE_SOFTMAX,
+                                                         golden_attr(f, "pre_softmax") != 0.0),
+                                  .norm_topk_prob = golden_attr(f, "norm_topk_prob") != 0.0,
+                                  .scaling_factor = golden_attr(f, "scaling_factor"),
+                                  .num_groups = (int64_t)golden_attr(f, "num_groups"),
+                                  .group_topk = (int64_t)golden_attr(f, "group_topk")};
     double *logits = golden_real(f, "logits"), *dprobs = golden_real(f, "dprobs");
     double *bias = assay_tensorfile_find(f, "expert_bias") ? golden_real(f, "expert_bias") : NULL;
     double *scores = new_real(t * e), *keys = new_real(t * e), *probs = new_real(t * k),
@@ -269,8 +270,11 @@ static void aux_file(const char *name, assay_score_function score)
 {
     assay_tensorfile *f = golden_open(name);
     const int64_t t = golden_dim(f, "logits", 0), e = golden_dim(f, "logits", 1);
-    const ref_router_desc desc = {
-        t, e, (int64_t)golden_attr(f, "topk"), ref_router_mode_of(score, true), false, 1.0, 0, 0};
+    const ref_router_desc desc = {.tokens = t,
+                                  .experts = e,
+                                  .topk = (int64_t)golden_attr(f, "topk"),
+                                  .mode = ref_router_mode_of(score, true),
+                                  .scaling_factor = 1.0};
     double *logits = golden_real(f, "logits"), *dloss = golden_real(f, "dloss");
     double *aux = new_real(t * e), *sums = new_real(e), z_sum = NOT_A_NUMBER,
            losses[2] = {NOT_A_NUMBER, NOT_A_NUMBER};
@@ -302,7 +306,8 @@ Test(ref_golden, z_loss)
 {
     assay_tensorfile *f = golden_open("z_loss");
     const int64_t t = golden_dim(f, "logits", 0), e = golden_dim(f, "logits", 1);
-    const ref_router_desc desc = {t, e, 1, REF_ROUTER_SOFTMAX_TOPK, false, 1.0, 0, 0};
+    const ref_router_desc desc = {
+        .tokens = t, .experts = e, .topk = 1, .mode = REF_ROUTER_SOFTMAX_TOPK, .scaling_factor = 1.0};
     double *logits = golden_real(f, "logits"), *dloss = golden_real(f, "dloss");
     double *aux = new_real(t * e), *sums = new_real(e), z_sum = NOT_A_NUMBER,
            losses[2] = {NOT_A_NUMBER, NOT_A_NUMBER};

@@ -545,8 +545,11 @@ Test(ref_gradients, auxiliary_losses)
         {.aux_coeff = 0.3, .tokens = 17, .rows = 1, .divisor = 4}};
     test_rng r = {8};
     for (int i = 0; i < 6; i++) {
-        const ref_router_desc d = {9,     6,   2, i % 2 ? REF_ROUTER_SIGMOID : REF_ROUTER_SOFTMAX_TOPK,
-                                   false, 1.0, 0, 0};
+        const ref_router_desc d = {.tokens = 9,
+                                   .experts = 6,
+                                   .topk = 2,
+                                   .mode = i % 2 ? REF_ROUTER_SIGMOID : REF_ROUTER_SOFTMAX_TOPK,
+                                   .scaling_factor = 1.0};
         aux_case c = {random_normal(&r, 54),
                       new_real(54),
                       new_real(18),
@@ -571,7 +574,8 @@ Test(ref_gradients, auxiliary_losses)
 Test(ref_gradients, sums_of_interleaved_sequences)
 {
     test_rng r = {9};
-    const ref_router_desc d = {12, 6, 2, REF_ROUTER_SOFTMAX_TOPK, false, 1.0, 0, 0};
+    const ref_router_desc d = {
+        .tokens = 12, .experts = 6, .topk = 2, .mode = REF_ROUTER_SOFTMAX_TOPK, .scaling_factor = 1.0};
     double *logits = random_normal(&r, 72), *aux = new_real(72), *sums = new_real(18), *whole = new_real(6),
            z;
     int64_t *indices = new_int(24), *counts = new_int(18), *all = new_int(6);

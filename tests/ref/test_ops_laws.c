@@ -92,6 +92,54 @@ Test(ref_laws, groups)
     cr_expect(indices[0] == 1 && indices[1] == 2);
 }
 
+/* Gradients that cancel to 0 have terms: 2 |dprobs| p where every probability is normalised and all get one gradient, and twice the
+ * pull of a load that is balanced.  Elsewhere a gradient is at most what its terms add up to. */
+Test(ref_laws, magnitudes_are_those_of_the_terms)
+{
+    static const ref_router_mode modes[] = {REF_ROUTER_TOPK_SOFTMAX, REF_ROUTER_SOFTMAX_TOPK,
+                                            REF_ROUTER_SIGMOID};
+    enum { TOKENS = 2, EXPERTS = 3, ELEMENTS = TOKENS * EXPERTS };
+    const double logits[ELEMENTS] = {0.3, -1.2, 0.9, 2.0, 0.1, -0.4},
+                 same[ELEMENTS] = {-0.7, -0.7, -0.7, -0.7, -0.7, -0.7},
+                 other[ELEMENTS] = {0.2, -1.0, 0.5, 0.1, 0.0, -3.0};
+    const int64_t all[ELEMENTS] = {0, 1, 2, 0, 1, 2}, balanced[EXPERTS] = {4, 4, 4},
+                  uneven[EXPERTS] = {9, 0, 3};
+    const ref_balance balance = {.aux_coeff = 0.5, .tokens = 12, .rows = 1, .divisor = 1};
+    for (int i = 0; i < 3; i++) {
+        ref_router_desc d = {.tokens = TOKENS,
+                             .experts = EXPERTS,
+                             .topk = EXPERTS,
+                             .mode = modes[i],
+                             .norm_topk_prob = true,
+                             .scaling_factor = 2.0};
+        double scores[ELEMENTS], keys[ELEMENTS], probs[ELEMENTS], value[ELEMENTS], size[ELEMENTS];
+        ref_router_scores(scores, keys, logits, NULL, &d);
+        ref_router_probs(probs, scores, logits, all, &d);
+        for (int k = 0; k < 4; k++) {
+            const double *dprobs = k % 2 ? other : same;
+            memset(value, 0, sizeof value);
+            memset(size, 0, sizeof size);
+            for (int m = 0; m < 2; m++) {
+                d.magnitudes = m == 1;
+                if (k < 2)
+                    ref_router_bwd(m ? size : value, dprobs, all, scores, logits, &d);
+                else
+                    ref_router_aux_bwd(m ? size : value, logits, k == 2 ? balanced : uneven, &balance, 1.0,
+                                       &d);
+            }
+            for (int j = 0; j < ELEMENTS; j++) {
+                cr_expect_geq(size[j], fabs(value[j]), "mode %d, kind %d, element %d", i, k, j);
+                cr_expect_gt(size[j], 0.0);
+                if (k % 2 == 0)
+                    cr_expect_lt(fabs(value[j]), 1e-15, "mode %d, kind %d, element %d: %g", i, k, j,
+                                 value[j]);
+            }
+            for (int j = 0; k == 0 && modes[i] == REF_ROUTER_TOPK_SOFTMAX && j < ELEMENTS; j++)
+                cr_expect_float_eq(size[j], 2.0 * 0.7 * probs[j], 1e-14);
+        }
+    }
+}
+
 Test(ref_laws, nothing_writes_nothing)
 {
     double guard[4] = {7, 7, 7, 7}, z = NOT_A_NUMBER;

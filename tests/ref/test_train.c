@@ -280,6 +280,89 @@ static void step_options(assay_train_options *o, const char *model, const char *
     o->precision = ASSAY_PRECISION_FP64;
 }
 
+/* --- masters that somebody else knows ----------------------------------------------------------------------- */
+
+/* Every master of row 2 and of no other is set; which one it is does not matter. */
+static const double *master_given;
+
+static bool give_a_master(void *user, int64_t step, int64_t param, double *master, int64_t n)
+{
+    int *asked = user;
+    (*asked)++;
+    if (step != 0 || param != 2)
+        return false;
+    memcpy(master, master_given, (size_t)n * sizeof *master);
+    return true;
+}
+
+/* The next step begins with it; the result holds what the reference's own update made of the step before. */
+Test(ref_train, replayed_masters_are_gone_on_from)
+{
+    model_case c;
+    ref_run_result own, replayed, behind;
+    int asked = 0;
+    open_moe(&c, "softmax", "true", "true", 2, 1);
+    require_ok(ref_run(&c.run, c.weights, &own), "own masters");
+    const char *name = c.spec->params[2].name;
+    const int64_t n = named_count(ref_result_find(&own, "weight", name, 1));
+    double *given = malloc((size_t)n * sizeof *given);
+    for (int64_t i = 0; i < n; i++)
+        given[i] = c.weights[2][i] * 1.25;
+    master_given = given;
+    c.run.master = give_a_master;
+    c.run.routing_user = &asked;
+    require_ok(ref_run(&c.run, c.weights, &replayed), "replayed");
+    cr_expect_eq(asked, c.spec->n_params, "behind the first of two steps");
+    const ref_named_tensor *kept = ref_result_find(&replayed, "weight", name, 0);
+    cr_assert_not_null(kept);
+    cr_expect_gt(relative_error(kept->data, given, n), 0.1, "the result has its own");
+    cr_expect_gt(fabs(own.loss[1] - replayed.loss[1]), 1e-6);
+    cr_expect_eq(own.loss[0], replayed.loss[0]);
+
+    /* The second step alone, from the weights that the first left, and from the given one. */
+    double **weights = calloc((size_t)c.spec->n_params, sizeof *weights);
+    for (int64_t i = 0; i < c.spec->n_params; i++) {
+        const ref_named_tensor *w = ref_result_find(&replayed, "weight", c.spec->params[i].name, 0);
+        weights[i] = i == 2 ? given : w ? w->data : c.weights[i];
+    }
+    model_case second = c;
+    second.run.batches = &second.batches;
+    second.run.options = &second.options;
+    second.run.master = NULL;
+    second.batches.steps = 1;
+    const int64_t step = c.batches.microbatches * c.batches.b * c.batches.s;
+    second.batches.input_ids += step;
+    second.batches.labels += step;
+    require_ok(ref_run(&second.run, weights, &behind), "the second step");
+    cr_expect_float_eq(behind.loss[0], replayed.loss[1], 1e-12);
+    for (int64_t i = 0; i < c.spec->n_params; i++) {
+        const ref_named_tensor *a = ref_result_find(&behind, "grad", c.spec->params[i].name, 0),
+                               *b = ref_result_find(&replayed, "grad", c.spec->params[i].name, 1);
+        if (a && b)
+            cr_expect_leq(relative_error(a->data, b->data, named_count(a)), 1e-12, "%s", a->name);
+    }
+    ref_run_result_free(&own);
+    ref_run_result_free(&replayed);
+    ref_run_result_free(&behind);
+    free(weights);
+    free(given);
+    close_case(&c);
+}
+
+/* Replicas would differ. */
+Test(ref_train, masters_are_replayed_on_one_rank)
+{
+    model_case c;
+    ref_run_result r;
+    open_moe(&c, "softmax", "true", "true", 2, 1);
+    set_layout(&c, "tp2");
+    c.run.master = give_a_master;
+    cr_expect_eq(ref_run(&c.run, c.weights, &r), ASSAY_UNSUPPORTED);
+    cr_expect(strstr(assay_error_message(), "found a layout of 2 ranks"), "%s", assay_error_message());
+    assay_error_clear();
+    close_case(&c);
+}
+
 Test(ref_train, impossible_layouts)
 {
     assay_train_options o;
