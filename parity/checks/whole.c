@@ -136,6 +136,7 @@ static assay_status judge_named(const whole *h, const assay_model_config *m, con
     if (found) {
         s.found = found;
         s.stored = g.dtype;
+        s.squares = strcmp(kind, "exp_avg_sq") == 0;
         if (strcmp(kind, "weight") == 0) {
             s.jump = h->r->jump;
             s.jump_rate = h->r->jump_rate;

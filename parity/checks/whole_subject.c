@@ -5,6 +5,17 @@
 #include <stdlib.h>
 #include <string.h>
 
+static double value_of(const parity_whole_subject *s, double x)
+{
+    return s->squares ? sqrt(x) : x;
+}
+
+/* Of an element that lies `allowed` from `wanted` at most, as it is stored. */
+static double as_stored(const parity_whole_subject *s, double wanted, double allowed)
+{
+    return s->squares ? allowed * (2.0 * sqrt(fabs(wanted)) + allowed) : allowed;
+}
+
 /* Elements [first, first+n): error, allowance, verdict. */
 static void compare_slice(const parity_whole_subject *s, int64_t first, int64_t n, double cluster,
                           double *error, double *allowed)
@@ -12,12 +23,13 @@ static void compare_slice(const parity_whole_subject *s, int64_t first, int64_t 
     const int runs = s->runs;
     double e = 0.0, norm = 0.0, spread = 0.0, gram[PARITY_WHOLE_RUNS][PARITY_WHOLE_RUNS] = {{0.0}};
     for (int64_t i = first; i < first + n; i++) {
-        const double d = s->found[i] - s->wanted[i];
+        const double truth = value_of(s, s->truth[i]);
+        const double d = value_of(s, s->found[i]) - value_of(s, s->wanted[i]);
         double p[PARITY_WHOLE_RUNS];
         e += d * d;
-        norm += s->truth[i] * s->truth[i];
+        norm += truth * truth;
         for (int k = 0; k < runs; k++) {
-            p[k] = s->perturbed[k][i] - s->truth[i];
+            p[k] = value_of(s, s->perturbed[k][i]) - truth;
             for (int l = 0; l <= k; l++)
                 gram[k][l] += p[k] * p[l];
         }
@@ -28,14 +40,14 @@ static void compare_slice(const parity_whole_subject *s, int64_t first, int64_t 
             gram[l][k] = gram[k][l];
     }
     const int precision = assay_dtype_precision(s->stored);
-    const double unit = ldexp(1.0, -(precision > 24 || precision == 0 ? 24 : precision));
+    const double unit = ldexp(1.0, -(precision > 24 || precision == 0 ? 24 : precision) - s->squares);
     *error = sqrt(e);
     *allowed = parity_whole_kappa(runs * parity_whole_freedom(gram, runs, n)) * sqrt(spread / runs);
     if (s->jump > 0.0)
         *allowed = fmax(*allowed, s->jump * sqrt(parity_whole_jump_count((double)n, s->jump_rate, cluster)));
     *allowed = s->widen * (*allowed + unit * sqrt(norm));
     for (int64_t i = first; i < first + n && s->allowance; i++)
-        s->allowance[i] = *allowed / sqrt((double)n);
+        s->allowance[i] = as_stored(s, s->wanted[i], *allowed / sqrt((double)n));
 }
 
 static void judge_slices(const parity_whole_subject *s, int64_t slices, parity_worst *w)
@@ -62,7 +74,7 @@ static int64_t slices_of(const parity_whole_subject *s, const char *name, const 
     return 1;
 }
 
-static void describe(const parity_worst *w, int64_t slices, const char *than, parity_result *r)
+static void describe(const parity_worst *w, int64_t slices, const char *than, bool squares, parity_result *r)
 {
     r->n_bad = w->n_bad;
     r->ratio = w->ratio;
@@ -76,8 +88,9 @@ static void describe(const parity_worst *w, int64_t slices, const char *than, pa
     if (w->n_bad > 0)
         snprintf(r->message, sizeof r->message,
                  "%lld of %lld slices differ from %s by more than rounding can; worst slice "
-                 "%lld: distance %.3g, expected at most %.3g",
-                 (long long)w->n_bad, (long long)slices, than, (long long)w->flat, w->found, w->allowance);
+                 "%lld: distance%s %.3g, expected at most %.3g",
+                 (long long)w->n_bad, (long long)slices, than, (long long)w->flat,
+                 squares ? " of square roots" : "", w->found, w->allowance);
 }
 
 assay_status parity_whole_judge(parity_whole_subject *s, const char *name, const assay_model_config *m,
@@ -93,7 +106,7 @@ assay_status parity_whole_judge(parity_whole_subject *s, const char *name, const
     judge_slices(s, 1, &all);
     judge_slices(s, slices, &parts);
     const bool worse = all.n_bad > 0 && parts.n_bad == 0;
-    describe(worse ? &all : &parts, worse ? 1 : slices, than, r);
+    describe(worse ? &all : &parts, worse ? 1 : slices, than, s->squares, r);
     assay_status st = ASSAY_OK;
     if (!worse && slices > 1)
         ASSAY_TRY_GOTO(parity_worst_redraw(&parts, gallery, &slices, 1, r), st, done);

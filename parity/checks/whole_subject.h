@@ -14,6 +14,9 @@ typedef struct parity_whole_subject {
     const int64_t *shape;
     int ndim;
     assay_dtype stored;
+    bool
+        squares; /* exp_avg_sq: compared by square roots.  Where a gradient is less than its uncertainty, the errors of its square have
+                     a tail that no standard deviation tells; those of its size have not */
     double jump, jump_rate; /* masters; else 0 */
     double cluster;         /* of jumps, in the whole tensor */
     double *clusters;       /* [shape[0]] of jumps, in a slice */

@@ -1,6 +1,6 @@
 /* How often an honest run is called wrong: errors of known spectra, drawn, judged by four runs of the same law, and by sixteen
  * where the four call it wrong. */
-#include "parity/checks/whole.h"
+#include "parity/checks/whole_subject.h"
 #include "tests/support/ref.h"
 
 #include <math.h>
@@ -132,5 +132,56 @@ Test(parity_whole_spread, one_direction_is_one_degree_and_many_are_many)
         (void)draw(gram, size, n, &r);
         const double nu = parity_whole_freedom(gram, FEW, n);
         cr_expect(nu > 5.0 && nu <= 40.0, "%g", nu);
+    }
+}
+
+/* A second moment whose gradient is nothing but uncertainty, judged by 16 runs; squares: as it is. */
+static double alarms_of_second_moments(double gradient, bool squares, int draws)
+{
+    const int64_t shape[1] = {1};
+    const assay_model_config none = {0};
+    const parity_scales scales = {0};
+    test_rng r = {5};
+    int wrong = 0;
+    for (int i = 0; i < draws; i++) {
+        double v[R + 1], truth = gradient * gradient;
+        parity_result result;
+        parity_whole_subject s = {.found = v + R,
+                                  .truth = &truth,
+                                  .wanted = &truth,
+                                  .widen = 1.0,
+                                  .runs = R,
+                                  .count = 1,
+                                  .shape = shape,
+                                  .ndim = 1,
+                                  .stored = ASSAY_F32,
+                                  .squares = squares};
+        for (int k = 0; k <= R; k++) {
+            const double g = gradient + rng_normal(&r);
+            v[k] = g * g;
+        }
+        for (int k = 0; k < R; k++)
+            s.perturbed[k] = &v[k];
+        parity_result_init(&result);
+        cr_assert_eq(parity_whole_judge(&s, "w.exp_avg_sq", &none, "the truth", NULL, &scales, &result),
+                     ASSAY_OK);
+        wrong += result.verdict == PARITY_FAIL;
+    }
+    return (double)wrong / draws;
+}
+
+/* Gradients from 0 to far above their uncertainty.  Four standard deviations leave 6e-5 of the roots at both ends and up to 6e-4 between
+ * them, where their law is lopsided; 1e-2 of the squares. */
+Test(parity_whole_spread, second_moments_are_compared_by_their_roots)
+{
+    static const struct {
+        double gradient, most, of_squares;
+    } table[] = {
+        {0.0, 2e-4, 5e-3}, {0.3, 1e-3, 5e-3}, {1.0, 1e-3, 5e-3}, {3.0, 2e-4, 5e-4}, {100.0, 2e-4, 0.0}};
+    for (int i = 0; i < 5; i++) {
+        const double roots = alarms_of_second_moments(table[i].gradient, true, 50000),
+                     squares = alarms_of_second_moments(table[i].gradient, false, 50000);
+        cr_expect_leq(roots, table[i].most, "gradient %g: %g", table[i].gradient, roots);
+        cr_expect_geq(squares, table[i].of_squares, "gradient %g, squares: %g", table[i].gradient, squares);
     }
 }
