@@ -155,7 +155,7 @@ assay_status assay_inputs_layout(const char *layout, const assay_train_options *
                 "at most that, found %lld",
                 p.virtual_pipeline_model_parallel_size, p.pipeline_model_parallel_size,
                 (long long)share.n_microbatches);
-    return ASSAY_OK;
+    return o->moe_alltoall_halves ? assay_inputs_halves(o, config, &p) : ASSAY_OK;
 }
 
 assay_status assay_inputs_documents(const assay_train_options *o, bool packed, int cp)

@@ -330,14 +330,12 @@ static void draw_layout(draws *d, bool experts, char text[ASSAY_LAYOUT_TEXT])
         snprintf(text, ASSAY_LAYOUT_TEXT, "1");
 }
 
-static bool takes(const parity_case *c, const assay_model_config *config, const char *layout)
+static bool takes(const parity_case *c, const char *layout)
 {
     assay_parallel_config p;
     assay_grid grid;
-    const bool good =
-        assay_layout_parse(layout, &p) == ASSAY_OK && assay_grid_make(&p, &grid) == ASSAY_OK &&
-        grid.world <= MAX_RANKS && parity_case_layout(c, layout) == ASSAY_OK &&
-        (!c->options.moe_alltoall_halves || assay_inputs_halves(&c->options, config, &p) == ASSAY_OK);
+    const bool good = assay_layout_parse(layout, &p) == ASSAY_OK && assay_grid_make(&p, &grid) == ASSAY_OK &&
+                      grid.world <= MAX_RANKS && parity_case_layout(c, layout) == ASSAY_OK;
     assay_error_clear();
     return good;
 }
@@ -351,7 +349,7 @@ static bool draw_layouts(draws *d, const parity_case *c, const assay_model_confi
         draw_layout(d, config->num_moe_experts > 0, text);
         for (size_t k = 0; k < json_array_size(out); k++)
             known = known || parity_layout_same(json_string_value(json_array_get(out, k)), text);
-        if (!known && takes(c, config, text))
+        if (!known && takes(c, text))
             json_array_append_new(out, json_string(text));
     }
     return json_array_size(out) > 0;

@@ -66,7 +66,7 @@ static assay_status check_given(const parity_run_state *s, const char *layout)
 assay_status parity_run_check_layouts(parity_run_state *s)
 {
     merge_given(&s->o);
-    for (int i = 0; i < s->n_cases; i++)
+    for (int i = 0; i < s->n_cases && s->o.n_layouts == 0; i++) /* else the given ones take their place */
         for (int k = 0; k < s->cases[i].n_layouts; k++)
             ASSAY_TRY(parity_case_layout(&s->cases[i], s->cases[i].layouts[k]));
     for (int k = 0; k < s->o.n_layouts; k++)

@@ -92,9 +92,17 @@ Test(run_refusals, a_layout_that_no_case_can_be_cut_into_is_refused)
         cr_expect_not(cli_exists(cli_file("rep")));
         cli_free(&r);
     }
+    cli_result r = cli_run("run --engine sim --quiet --report rep --moe-alltoall-halves case.json");
+    cli_expect_refusal(&r, "an option that no layout has a use for",
+                       (const char *const[]){"case tiny, layout ", "moe_alltoall_halves: without ep", NULL});
+    cr_expect_not(cli_exists(cli_file("rep")));
+    cli_free(&r);
     change_case("\"tp2\"]", "\"tp3\"]");
-    cli_result r = cli_run("run --engine sim --quiet --report rep case.json");
+    r = cli_run("run --engine sim --quiet --report rep case.json");
     cli_expect_refusal(&r, "a case's own", (const char *const[]){"case tiny, layout tp3: ", NULL});
+    cli_free(&r);
+    r = cli_run("run --engine sim --quiet --report rep --check plan --layout 1 case.json");
+    cr_expect_eq(r.code, 0, "a layout that is not asked for: %s", r.err);
     cli_free(&r);
 }
 
