@@ -139,6 +139,51 @@ const char *gpu_ladder_misses(const gpu_ctx *ctx, const gpu_operands *o)
     return NULL;
 }
 
+/* The rung of the kernel that a source calls NAME_kN, with or without a template's arguments; -1: the name has none. */
+int gpu_ladder_rung_of(const char *kernel)
+{
+    const size_t n = strcspn(kernel, "<)");
+    return n > 3 && kernel[n - 3] == '_' && kernel[n - 2] == 'k' && kernel[n - 1] >= '0' &&
+                   kernel[n - 1] <= '9'
+               ? kernel[n - 1] - '0'
+               : -1;
+}
+
+#if ASSAY_SIM
+typedef struct launches {
+    int highest; /* rung; -1: no kernel has one in its name */
+    char kernel[64];
+} launches;
+
+static void note_launch(void *user, const char *kernel)
+{
+    launches *l = user;
+    const int rung = gpu_ladder_rung_of(kernel);
+    if (rung <= l->highest)
+        return;
+    l->highest = rung;
+    snprintf(l->kernel, sizeof l->kernel, "%s", kernel);
+}
+
+/* A record says which rung ran: the highest of its kernels, which the same sources launch on a device, has that number. */
+static assay_status run_rung(const gpu_rung *rung, const gpu_work *w)
+{
+    launches l = {.highest = -1};
+    assay_sim_watch_launches(note_launch, &l);
+    const assay_status st = rung->run(w);
+    assay_sim_watch_launches(NULL, NULL);
+    ASSAY_CHECK(st != ASSAY_OK || l.highest < 0 || l.highest == w->variant, ASSAY_INTERNAL,
+                "%s k%d launched %s and no higher: the kernel of another rung", w->o->op->name, w->variant,
+                l.kernel);
+    return st;
+}
+#else
+static assay_status run_rung(const gpu_rung *rung, const gpu_work *w)
+{
+    return rung->run(w);
+}
+#endif
+
 assay_status gpu_ladder_run(gpu_ctx *ctx, const gpu_operands *o, int64_t n, cudaStream_t stream, int *variant)
 {
     const gpu_rung *rungs = gpu_ladder(o->op->name);
@@ -151,7 +196,7 @@ assay_status gpu_ladder_run(gpu_ctx *ctx, const gpu_operands *o, int64_t n, cuda
         "would write them at the same time",
         o->op->name, *variant, bytes);
     const gpu_work w = {ctx, o, n, *variant, stream};
-    return rungs[*variant].run(&w);
+    return run_rung(&rungs[*variant], &w);
 }
 
 /* Next word of a list of slots. */

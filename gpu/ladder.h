@@ -25,6 +25,9 @@ const char *gpu_ladder_misses(const gpu_ctx *ctx, const gpu_operands *o);
 /* Enqueues n calls of one operation on that rung; *variant says which.  ASSAY_UNSUPPORTED: no such operation. */
 assay_status gpu_ladder_run(gpu_ctx *ctx, const gpu_operands *o, int64_t n, cudaStream_t stream,
                             int *variant);
+/* N of a kernel whose source calls it NAME_kN; -1: nothing of the kind.  In the simulator a call fails whose highest such kernel is not that
+ * of the rung that was chosen (ASSAY_INTERNAL). */
+int gpu_ladder_rung_of(const char *kernel);
 /* What that rung declares for this call: the arithmetic of each output that is there. */
 assay_status gpu_ladder_declare(const gpu_ctx *ctx, const gpu_operands *o, int variant, gpu_declared *out);
 

@@ -178,9 +178,8 @@ typedef struct ref_router_desc {
     bool norm_topk_prob; /* divide the chosen scores by their sum; TOPK_SOFTMAX sums to 1 anyway */
     double scaling_factor;
     int64_t num_groups, group_topk; /* 0 = none */
-    bool
-        magnitudes; /* the backwards give in place of each element the sum of its terms' absolute values, by which
-                        rounding errs where the terms cancel */
+    /* The backwards give in place of each element the sum of its terms' absolute values, by which rounding errs where they cancel. */
+    bool magnitudes;
 } ref_router_desc;
 /* scores [T,E] =   keys [T,E] = selection keys (scores or logits, + bias)   logits [T,E]   expert_bias [E] or
  * NULL */

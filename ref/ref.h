@@ -54,8 +54,8 @@ typedef struct ref_run_config {
     ref_routing_lookup routing; /* NULL = own choices */
     void *routing_user;
     ref_clip_lookup clip; /* NULL = own decisions; a world of 1 only; routing_user is its, too */
-    ref_master_lookup
-        master; /* NULL = own masters; as clip.  The result then holds the weights of every step with want_states, as updated here */
+    /* NULL = own masters; as clip.  With want_states the result then holds the weights of every step, as they were updated here. */
+    ref_master_lookup master;
     const assay_checkpoint
         *load; /* NULL = it begins with the weights; else with these, behind first_step steps */
     int64_t first_step;
@@ -88,8 +88,8 @@ typedef struct ref_run_result {
         layer_losses; /* [steps,layers,ASSAY_ROUTER_LOSSES]: as Megatron-LM logs them, without the coefficient */
     int64_t most_held; /* zero3: elements of gathered weights that any rank held at once; else 0 */
     int64_t n_tensors;
-    ref_named_tensor *
-        tensors; /* grads of every step (reduced, whole, before clipping); states and weights of the last (master: weights of every step) */
+    /* grads of every step (reduced, whole, before clipping); states and weights of the last (with master: weights of every step) */
+    ref_named_tensor *tensors;
 } ref_run_result;
 
 /* Initial whole weights of every parameter in table order, as doubles: read from the Hugging Face folder

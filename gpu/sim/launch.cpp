@@ -43,6 +43,9 @@ static void launch_destroy(void *state)
     delete l;
 }
 
+static thread_local assay_sim_launch_watch *launch_watch;
+static thread_local void *launch_watch_user;
+
 static std::mutex function_lock;
 
 static std::map<const void *, size_t> &dynamic_limits()
@@ -141,6 +144,8 @@ extern "C" cudaError_t assay_sim_launch(const assay_sim_kernel *kernel, uint3 gr
         kernel->destroy(kernel->args);
         return record_error(error);
     }
+    if (launch_watch != nullptr)
+        launch_watch(launch_watch_user, kernel->name);
     launch_work *l = new launch_work{{nullptr, kernel->func, kernel->no_barrier != 0, kernel->args,
                                       kernel->destroy, kernel->run, kernel->run_loop, grid, block,
                                       shared_bytes, shared_limit(kernel->func), kernel->cooperative != 0},
@@ -151,6 +156,12 @@ extern "C" cudaError_t assay_sim_launch(const assay_sim_kernel *kernel, uint3 gr
 }
 
 extern "C" {
+
+void assay_sim_watch_launches(assay_sim_launch_watch *watch, void *user)
+{
+    launch_watch = watch;
+    launch_watch_user = user;
+}
 
 /* --- functions ---------------------------------------------------------------------------------------------- */
 

@@ -42,6 +42,26 @@ Test(gpu_ladder, every_output_of_every_rung_has_one_arithmetic)
     }
 }
 
+/* What a record says of a call is held to the names of the kernels that it launched. */
+Test(gpu_ladder, a_kernel_is_of_the_rung_in_its_name)
+{
+    static const struct {
+        const char *kernel;
+        int rung;
+    } rows[] = {{"add_k0", 0},
+                {"(cast_k1<float, bf16>)", 1},
+                {"attention_dq_k3<T, 64>", 3},
+                {"(qkv_split_k2)", 2},
+                {"rmsnorm_bwd_once", -1},
+                {"add_k1_join", -1},
+                {"add_k12", -1},
+                {"k1", -1},
+                {"", -1},
+                {"(norm_apply<T>)", -1}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        cr_expect_eq(gpu_ladder_rung_of(rows[i].kernel), rows[i].rung, "%s", rows[i].kernel);
+}
+
 /* The row's arithmetic, with what the shapes change, is what a call declares for each output. */
 Test(gpu_ladder, a_call_declares_its_row)
 {

@@ -37,6 +37,11 @@ int assay_sim_target(void);
  * copies that return when they are done. */
 int64_t assay_sim_host_waits(void);
 
+/* Who is told of every launch of this thread that is not refused: the kernel's name as the source spells it, templates' arguments
+ * included.  NULL: nobody. */
+typedef void assay_sim_launch_watch(void *user, const char *kernel);
+void assay_sim_watch_launches(assay_sim_launch_watch *watch, void *user);
+
 /* The last report's line, without the newline ("" when there was none since the last cudaDeviceReset); at
  * most the bytes given, always terminated.  assay_sim_reports() counts the reports of this process. */
 void assay_sim_last_report(char *text, size_t bytes);
