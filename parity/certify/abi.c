@@ -32,6 +32,14 @@ void certify_bad(certify_board *b, certify_trial t, const char *fmt, ...)
     va_end(args);
 }
 
+int64_t certify_findings(const certify_board *b)
+{
+    int64_t n = 0;
+    for (int t = 0; t < CERTIFY_TRIALS; t++)
+        n += b->trial[t].bad;
+    return n;
+}
+
 static const assay_dtype dtypes[] = {ASSAY_DTYPE_COUNT, ASSAY_F32, ASSAY_BF16, ASSAY_F64, ASSAY_I64};
 enum { N_DTYPES = sizeof dtypes / sizeof *dtypes };
 

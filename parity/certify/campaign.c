@@ -270,15 +270,19 @@ assay_status certify_campaign_seeds(const char *text, int64_t *first, int64_t *l
     return ASSAY_OK;
 }
 
-static assay_status run_all(campaign *c, int64_t first, int64_t last)
+/* *last: with --fail-fast, the first seed under which something does not hold. */
+static assay_status run_all(campaign *c, int64_t first, int64_t *last)
 {
     ASSAY_TRY(list_shapes(c));
     /* one call is too small for threads, which would wait for each other most of the time */
     omp_set_num_threads(1);
     /* requests and answers are read once, here */
     setenv("ASSAY_FSYNC", "0", 0);
-    for (int64_t s = first; s <= last; s++)
+    for (int64_t s = first; s <= *last; s++) {
         ASSAY_TRY(try_seed(c, s));
+        if (c->o->fail_fast && c->violations + c->broken > 0)
+            *last = s;
+    }
     return ASSAY_OK;
 }
 
@@ -307,7 +311,7 @@ assay_status certify_campaign(const certify_options *o, const char *work, int *c
                          "--cells: %s: expected a file that can be made and is not there yet: %s", o->cells,
                          strerror(errno));
     }
-    ASSAY_TRY_GOTO(run_all(&c, first, last), st, done);
+    ASSAY_TRY_GOTO(run_all(&c, first, &last), st, done);
     ASSAY_CHECK_GOTO(c.calls + c.broken > 0, ASSAY_NOT_FOUND, st, done,
                      "--campaign: these seeds ask nothing of %s: nothing was checked", o->operation);
     campaign_print_worst(&c);

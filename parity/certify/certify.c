@@ -65,36 +65,25 @@ static void become_child(const certify_options *o, const char *work, const char 
     setenv("ASSAY_SIM_ORDER", strcmp(part, "threads") == 0 ? "reverse" : "forward", 1);
     setenv("ASSAY_SIM_STREAM_SEED", "0", 1); /* as late as the rules allow */
     setenv("ASSAY_SIM_EAGER", "0", 1);
-    char *argv[] = {strdup("assay"),
-                    strdup("certify"),
-                    strdup("--child"),
-                    strdup(part),
-                    strdup("--so"),
-                    strdup(o->so),
-                    strdup("--keep"),
-                    strdup(work),
-                    strdup("--call-limit"),
-                    strdup(limit),
-                    o->cuda_runtime[0] != '\0' ? strdup("--cuda-runtime") : NULL,
-                    strdup(o->cuda_runtime),
-                    NULL};
+    char *argv[16] = {strdup("assay"),        strdup("certify"), strdup("--child"), strdup(part),
+                      strdup("--so"),         strdup(o->so),     strdup("--keep"),  strdup(work),
+                      strdup("--call-limit"), strdup(limit)};
+    int n = 10;
+    if (o->fail_fast)
+        argv[n++] = strdup("--fail-fast");
+    if (o->cuda_runtime[0] != '\0') {
+        argv[n++] = strdup("--cuda-runtime");
+        argv[n] = strdup(o->cuda_runtime);
+    }
     execv("/proc/self/exe", argv);
     _exit(127);
-}
-
-static int64_t findings(const certify_board *board)
-{
-    int64_t n = 0;
-    for (int i = 0; i < CERTIFY_TRIALS; i++)
-        n += board->trial[i].bad;
-    return n;
 }
 
 assay_status certify_run_child(const certify_options *o, const char *work, const char *part,
                                certify_board *board)
 {
     int status = 0;
-    const int64_t before = findings(board);
+    const int64_t before = certify_findings(board);
     board->done = 0;
     const double end = assay_monotonic_s() + o->limit;
     (void)fflush(NULL);
@@ -115,7 +104,7 @@ assay_status certify_run_child(const certify_options *o, const char *work, const
         nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
     }
     ASSAY_CHECK(board->error[0] == '\0', ASSAY_INVALID_ARGUMENT, "%s", board->error);
-    if (board->done || (WIFEXITED(status) && WEXITSTATUS(status) == 3 && findings(board) > before))
+    if (board->done || (WIFEXITED(status) && WEXITSTATUS(status) == 3 && certify_findings(board) > before))
         return ASSAY_OK; /* 3: the board has the finding; a library may end so, too, and has said nothing */
     if (WIFSIGNALED(status))
         certify_bad(board, CERTIFY_CRASH, "killed by signal %d (%s), in %s", WTERMSIG(status),
@@ -192,15 +181,19 @@ static void path_of(char out[ASSAY_PATH], const char *work, const char *what, co
     snprintf(out, ASSAY_PATH, "%.900s/%s.%s", work, what, act);
 }
 
-static assay_status judge_dtype(const char *work, const char *act, certify_result *r, bool threads)
+static assay_status judge_dtype(const char *work, const char *act, certify_result *r, const char *part)
 {
     char request[ASSAY_PATH], answer[ASSAY_PATH], other[ASSAY_PATH];
     const char *shapes =
         json_string_value(json_object_get(json_object_get(r->subject, "description"), "shapes"));
     path_of(request, work, "request", act);
+    if (strcmp(part, "plain") == 0) {
+        path_of(answer, work, part, act);
+        return certify_judge(request, answer, true, shapes, CERTIFY_TRIALS, r, 1);
+    }
     path_of(answer, work, "answer", act);
-    if (threads) {
-        path_of(other, work, "threads", act);
+    if (strcmp(part, "threads") == 0) {
+        path_of(other, work, part, act);
         return certify_judge_bits(answer, other, CERTIFY_THREADS, r, 1);
     }
     ASSAY_TRY(certify_judge(request, answer, true, shapes, CERTIFY_TRIALS, r, 1));
@@ -259,12 +252,37 @@ static assay_status ask_library(const char *work, certify_result *out)
     return ASSAY_OK;
 }
 
-static assay_status judge_all(const char *work, certify_result *out, bool threads)
+static assay_status judge_all(const char *work, certify_result *out, const char *part)
 {
     for (int d = 0; d < ACTS; d++)
         for (folders f = {0}; takes_dtype(out, acts[d]) && next_folder(&f, work, out->op);)
-            ASSAY_TRY(judge_dtype(f.path, acts[d], out, threads));
+            ASSAY_TRY(judge_dtype(f.path, acts[d], out, part));
     return ASSAY_OK;
+}
+
+/* --fail-fast: every call once, and judged, before all the forms in which it runs again, which are most of a trial. */
+static assay_status try_plain(const certify_options *o, const char *work, certify_board *board,
+                              certify_result *out)
+{
+    ASSAY_TRY(certify_run_child(o, work, "plain", board));
+    out->board = *board;
+    if (certify_findings(board) == 0)
+        ASSAY_TRY(judge_all(work, out, "plain"));
+    out->stopped = certify_findings(&out->board) > 0;
+    memset(board, 0, sizeof *board);
+    return ASSAY_OK;
+}
+
+/* The trial found something: its answers end there.  What the plain calls gave was judged, and stands. */
+static void stop(const certify_board *board, certify_result *out)
+{
+    static const certify_trial judged[] = {CERTIFY_EXACT, CERTIFY_LOCAL, CERTIFY_SPECIAL};
+    certify_board both = *board;
+    for (size_t i = 0; i < sizeof judged / sizeof *judged; i++)
+        both.trial[judged[i]] = out->board.trial[judged[i]];
+    both.runs += out->board.runs;
+    out->board = both;
+    out->stopped = true;
 }
 
 static assay_status try_library(const certify_options *o, const char *work, certify_board *board,
@@ -277,7 +295,17 @@ static assay_status try_library(const certify_options *o, const char *work, cert
     ASSAY_TRY(read_description(o, work, out));
     out->plan = (certify_plan){.op = out->op->name, .seeds = o->seeds};
     ASSAY_TRY(ask_library(work, out));
+    if (o->fail_fast)
+        ASSAY_TRY(try_plain(o, work, board, out));
+    if (out->stopped)
+        return ASSAY_OK;
     ASSAY_TRY(certify_run_child(o, work, "trial", board));
+    if (o->fail_fast && certify_findings(board) > 0) {
+        stop(board, out);
+        return ASSAY_OK;
+    }
+    memset(out->output, 0, sizeof out->output); /* the whole trial counts them again */
+    out->n_outputs = 0;
     const bool done = board->done != 0, deterministic = certify_has_flag(out->subject, "deterministic");
     if (done && deterministic)
         ASSAY_TRY(certify_run_child(o, work, "threads", board));
@@ -290,9 +318,9 @@ static assay_status try_library(const certify_options *o, const char *work, cert
     }
     out->board = *board;
     if (done)
-        ASSAY_TRY(judge_all(work, out, false));
+        ASSAY_TRY(judge_all(work, out, "trial"));
     if (done && deterministic && board->done)
-        ASSAY_TRY(judge_all(work, out, true));
+        ASSAY_TRY(judge_all(work, out, "threads"));
     if (done && out->board.trial[CERTIFY_EXACT].calls + out->board.trial[CERTIFY_LOCAL].calls == 0)
         certify_bad(
             &out->board, CERTIFY_ACCEPTS,
@@ -314,7 +342,7 @@ static assay_status find_where(const certify_options *o, const char *work, certi
     assay_status st = ASSAY_OK;
     if (device != NULL) {
         json_object_update(out->where, device);
-        if (out->board.done)
+        if (out->board.done && !out->stopped)
             st = certify_probe_device(o, work, tier, json_string_value(json_object_get(device, "device")),
                                       out);
         snprintf(out->no_throughput, sizeof out->no_throughput, "a trial failed");
@@ -337,7 +365,10 @@ assay_status certify_library(const certify_options *o, const char *work, certify
     certify_free_board(board);
     ASSAY_TRY(st);
     ASSAY_TRY(find_where(o, work, out));
-    certify_list_untried(out, json_string_value(json_object_get(out->where, "tier")));
+    if (out->stopped)
+        certify_list_stopped(out);
+    else
+        certify_list_untried(out, json_string_value(json_object_get(out->where, "tier")));
     out->seconds = assay_monotonic_s() - start;
     return ASSAY_OK;
 }

@@ -64,6 +64,8 @@ typedef struct certify_board {
 __attribute__((format(printf, 3, 4)))
 #endif
 void certify_bad(certify_board *b, certify_trial t, const char *fmt, ...);
+/* What does not hold, over all trials. */
+int64_t certify_findings(const certify_board *b);
 
 /* --- abi.c: the interface's words ------------------------------------------------------------------------------ */
 /* The text of assay_kernel_ops.h, from the table of operations; the caller's. */
@@ -93,7 +95,7 @@ typedef struct certify_plan {
     const char *op; /* NULL: every operation */
     int64_t seeds;
 } certify_plan;
-/* All calls of one dtype of activations as a trace. */
+/* All calls of one dtype of activations as a trace; *n_calls grows by their number. */
 assay_status certify_request(const char *dir, assay_dtype act, const certify_plan *plan, int64_t *n_calls);
 /* SHA-256 over everything that says what is tried: trials, data modes, sizes, boundaries, seeds. */
 assay_status certify_plan_digest(const certify_plan *plan, char out[ASSAY_SHA256_HEX]);
@@ -116,6 +118,7 @@ typedef struct certify_result {
     json_t *not_tried;
     json_t *throughput; /* of a library on a device: information, NULL where it was not measured */
     char no_throughput[256];
+    bool stopped; /* --fail-fast: at something that does not hold; what follows was not tried */
     certify_plan plan;
     certify_board board;
     certify_output output[CERTIFY_OUTPUTS];
@@ -128,6 +131,8 @@ typedef struct certify_result {
 } certify_result;
 /* untried.c: a line for each of these trials that no call came to, for those that have no sentence of their own. */
 void certify_add_uncalled(json_t *list, const certify_result *r, const certify_trial *trials, size_t n);
+/* r->not_tried of a trial that stopped at its first failure. */
+void certify_list_stopped(certify_result *r);
 /* r->not_tried of a library. */
 void certify_list_untried(certify_result *r, const char *tier);
 bool certify_has_flag(const json_t *subject, const char *flag);
@@ -151,11 +156,11 @@ typedef struct certify_options {
     char campaign[32], cells[ASSAY_PATH];
     int64_t seeds, valid_days;
     double call_limit, limit;
-    bool suggest, abi_header, atomics;
+    bool suggest, abi_header, atomics, fail_fast;
 } certify_options;
 assay_status certify_library(const certify_options *o, const char *work, certify_result *out);
-/* A board of a child in the folder, and what runs there: part "describe", "trial", "threads" or "time" to its end or the time limit; what
- * went wrong with the process itself is a finding. */
+/* A board of a child in the folder, and what runs there: part "describe", "plain", "trial", "threads" or "time" to its end or the time
+ * limit, with --fail-fast to the first call that leaves a finding; what went wrong with the process itself is a finding. */
 assay_status certify_make_board(const char *work, certify_board **out);
 void certify_free_board(certify_board *board);
 assay_status certify_run_child(const certify_options *o, const char *work, const char *part,

@@ -253,7 +253,7 @@ static assay_status try_group(group *g)
                 call_collect(&g->record[r], &g->ready[r], i, g->record[r].slot[i].after);
     compare_ranks(g);
     ASSAY_TRY(write_answers(g, g->answer));
-    return g->t->sweep_threads ? ASSAY_OK : try_again(g);
+    return g->t->once ? ASSAY_OK : try_again(g);
 }
 
 /* --- records ------------------------------------------------------------------------------------------------ */
@@ -299,7 +299,7 @@ static void forget_group(group *g)
 static assay_status try_illegal(group *g)
 {
     const bool pair = strcmp(g->t->kernel.op->name, "send") == 0;
-    if (g->t->sweep_threads || g->n != (pair ? 2 : 1) || g->t->legal >= 6)
+    if (g->t->once || g->n != (pair ? 2 : 1) || g->t->legal >= 6)
         return ASSAY_OK;
     for (int r = 0; r < g->n; r++)
         if (g->t->takes_part[r] && g->record[r].taken)
@@ -354,7 +354,7 @@ static assay_status try_records(group *g)
             st = try_illegal(g);
         forget_group(g);
         ASSAY_TRY(st);
-        if (!more)
+        if (!more || trial_stops(g->t))
             return ASSAY_OK;
     }
 }
@@ -393,8 +393,8 @@ static assay_status try_ranks(trial *t, const char *dir, assay_dtype dtype, int 
     ASSAY_TRY_GOTO(assay_trace_open(&trace, request, false), st, done);
     g->request = trace;
     if (!t->exact)
-        ASSAY_TRY_GOTO(open_all(g, g->answer, path, t->sweep_threads ? "threads" : "answer"), st, done);
-    if (!t->sweep_threads && !t->deterministic)
+        ASSAY_TRY_GOTO(open_all(g, g->answer, path, t->answers), st, done);
+    if (!t->once && !t->deterministic)
         ASSAY_TRY_GOTO(open_all(g, g->second, path, "second"), st, done);
     ASSAY_TRY_GOTO(try_records(g), st, done);
 done:
@@ -424,7 +424,7 @@ assay_status trial_collective(trial *t, const char *dir, assay_dtype dtype)
     for (int r = 0; r < COMM_RANKS; r++)
         snprintf(arenas[r].of, sizeof arenas[r].of, " of rank %d", r);
     t->legal = 0;
-    for (const int *n = certify_ranks; *n > 0; n++)
+    for (const int *n = certify_ranks; *n > 0 && !trial_stops(t); n++)
         if (*n > 1 || strcmp(t->kernel.op->name, "send") != 0)
             ASSAY_TRY(try_ranks(t, dir, dtype, *n));
     return ASSAY_OK;

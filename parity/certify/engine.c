@@ -176,8 +176,19 @@ static assay_status ask(const engine_trial *t, const certify_plan *plan)
     return certify_request(request, dtype, plan, NULL);
 }
 
+/* --fail-fast, and something of an operation does not hold. */
+static bool stops(const engine_trial *t)
+{
+    int64_t found = 0;
+    for (int i = 0; i < t->n; i++)
+        found += certify_findings(&t->results[i].board);
+    return t->o->fail_fast && found > 0;
+}
+
 static assay_status try_dtype(const engine_trial *t, const char *sha, const certify_probe *probe)
 {
+    static assay_status (*const parts[])(const engine_trial *) = {engine_try_places, engine_try_orders,
+                                                                  engine_try_rows, engine_try_illegal};
     char request[ASSAY_PATH], first[ASSAY_PATH];
     assay_trace *trace = NULL;
     engine_path(request, t, "request");
@@ -185,10 +196,8 @@ static assay_status try_dtype(const engine_trial *t, const char *sha, const cert
     if (!t->ahead)
         ASSAY_TRY(engine_answer(t, "request", "answer", NULL, t->o->limit));
     ASSAY_TRY(certify_judge(request, first, false, NULL, CERTIFY_TRIALS, t->results, t->n));
-    ASSAY_TRY(engine_try_places(t));
-    ASSAY_TRY(engine_try_orders(t));
-    ASSAY_TRY(engine_try_rows(t));
-    ASSAY_TRY(engine_try_illegal(t));
+    for (size_t i = 0; i < sizeof parts / sizeof *parts && !stops(t); i++)
+        ASSAY_TRY(parts[i](t));
     ASSAY_TRY(assay_trace_open(&trace, first, false));
     for (int i = 0; i < t->n; i++) {
         take_door(t, &t->results[i], count_records(trace, t->results[i].op->name));
@@ -239,12 +248,17 @@ assay_status certify_engine(const certify_options *o, const char *work, certify_
     /* on a device the runs would wait for each other, and count as slow */
     const pid_t ahead = strcmp(e.name, "sim") == 0 ? engine_run_ahead(&t[1]) : -1;
     st = try_dtype(&t[0], sha, &probe);
-    const assay_status joined = engine_join_ahead(&t[1], ahead, st == ASSAY_OK);
+    const bool goes_on = st == ASSAY_OK && !stops(&t[0]);
+    const assay_status joined = engine_join_ahead(&t[1], ahead, goes_on);
     ASSAY_TRY_GOTO(st != ASSAY_OK ? st : joined, st, done);
-    ASSAY_TRY_GOTO(try_dtype(&t[1], sha, &probe), st, done);
+    if (goes_on)
+        ASSAY_TRY_GOTO(try_dtype(&t[1], sha, &probe), st, done);
     for (int i = 0; i < *n; i++) {
         results[i].plan = (certify_plan){.op = results[i].op->name, .seeds = o->seeds};
         results[i].not_tried = untried(e.name, results[i].op, &results[i]);
+        results[i].stopped = stops(&t[0]);
+        if (results[i].stopped)
+            certify_list_stopped(&results[i]);
         results[i].where = json_pack("{s:s, s:n, s:n, s:n, s:o}", "tier", e.name, "device", "driver",
                                      "toolkit", "probe", probe_json(&probe));
         results[i].seconds = (assay_monotonic_s() - start) / *n;

@@ -6,12 +6,8 @@
 
 bool certify_passes(const certify_result *r)
 {
-    int64_t judged = 0;
-    for (int t = 0; t < CERTIFY_TRIALS; t++)
-        if (r->board.trial[t].bad != 0)
-            return false;
-    judged += r->board.trial[CERTIFY_EXACT].calls + r->board.trial[CERTIFY_LOCAL].calls;
-    return judged > 0;
+    const int64_t judged = r->board.trial[CERTIFY_EXACT].calls + r->board.trial[CERTIFY_LOCAL].calls;
+    return judged > 0 && certify_findings(&r->board) == 0 && !r->stopped;
 }
 
 void certify_result_free(certify_result *r)

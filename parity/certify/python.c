@@ -378,7 +378,6 @@ static assay_status try_dtype(const certify_options *o, const char *work, const 
     static const char *const words[] = {"answer", "threads"};
     python_child child[2];
     assay_dtype dtype;
-    int64_t calls = 0;
     memset(child, 0, sizeof child);
     for (int k = 0; k < 2; k++) {
         python_child *c = &child[k];
@@ -391,13 +390,12 @@ static assay_status try_dtype(const certify_options *o, const char *work, const 
         snprintf(c->log, ASSAY_PATH, "%.900s/%s.%s.log", work, words[k], act);
     }
     ASSAY_TRY(assay_dtype_from_name(act, &dtype));
-    ASSAY_TRY(certify_request(child[0].request, dtype, &out->plan, &calls));
-    out->calls += calls;
+    ASSAY_TRY(certify_request(child[0].request, dtype, &out->plan, &out->calls));
     for (int k = 0; k < 2; k++) {
         ASSAY_TRY(run_python(&child[k]));
         ASSAY_TRY(take_findings(&child[k], out));
         ASSAY_TRY(take_death(&child[k], out));
-        if (!child[k].complete)
+        if (!child[k].complete || (o->fail_fast && certify_findings(&out->board) > 0))
             return ASSAY_OK;
     }
     if (out->board.trial[CERTIFY_ACCEPTS].bad == 0)
@@ -464,9 +462,14 @@ assay_status certify_python(const certify_options *o, const char *work, certify_
     ASSAY_CHECK(strchr(o->python, ':') != NULL, ASSAY_INVALID_ARGUMENT,
                 "--python: expected PACKAGE:FUNCTION, found %s", o->python);
     out->plan = (certify_plan){.op = out->op->name, .seeds = o->seeds};
-    for (size_t d = 0; d < sizeof acts / sizeof *acts; d++)
+    for (size_t d = 0; d < sizeof acts / sizeof *acts && !out->stopped; d++) {
         ASSAY_TRY(try_dtype(o, work, acts[d], out));
-    list_untried(out);
+        out->stopped = o->fail_fast && certify_findings(&out->board) > 0;
+    }
+    if (out->stopped)
+        certify_list_stopped(out);
+    else
+        list_untried(out);
     out->seconds = assay_monotonic_s() - start;
     return ASSAY_OK;
 }

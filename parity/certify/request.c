@@ -34,7 +34,7 @@ assay_status certify_request(const char *dir, assay_dtype act, const certify_pla
             calls += q.n - s * SEED_STRIDE;
         }
         if (n_calls != NULL)
-            *n_calls = calls;
+            *n_calls += calls;
     }
     q.st = q.st == ASSAY_OK ? assay_trace_end_step(q.w) : q.st;
     q.st = q.st == ASSAY_OK ? assay_trace_writer_close(q.w) : q.st;

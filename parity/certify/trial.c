@@ -10,6 +10,11 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+bool trial_stops(const trial *t)
+{
+    return t->fail_fast && certify_findings(t->board) > 0;
+}
+
 void trial_now(trial *t, const call_record *r, const char *what)
 {
     char shapes[160] = "";
@@ -220,7 +225,7 @@ static assay_status try_taken(trial *t, const assay_trace *request, call_record 
         if (call_is_output(r, i))
             call_collect(r, &c, i, r->slot[i].after);
     ASSAY_TRY(trial_write(t->answer, request, r, &c, false));
-    if (t->sweep_threads)
+    if (t->once)
         return ASSAY_OK;
     trial_workspace(t, r, &c);
     form = call_plain(GUARD_START, FILL_ODD);
@@ -256,7 +261,7 @@ static assay_status try_record(trial *t, const assay_trace *request, const assay
     if (st == ASSAY_OK && t->exact)
         st = r.taken ? try_watched(t, &r) : ASSAY_OK;
     else if (st == ASSAY_OK)
-        st = r.taken ? try_taken(t, request, &r) : t->sweep_threads ? ASSAY_OK : try_outside(t, &r);
+        st = r.taken ? try_taken(t, request, &r) : t->once ? ASSAY_OK : try_outside(t, &r);
     call_forget(&r);
     return st;
 }
@@ -290,7 +295,7 @@ assay_status trial_close(assay_trace_writer **w)
 static assay_status try_illegal_calls(trial *t, const assay_trace *request, assay_dtype act)
 {
     t->legal = 0;
-    for (int64_t i = 0; i < assay_trace_n_ops(request, 0) && t->legal < 3; i++) {
+    for (int64_t i = 0; i < assay_trace_n_ops(request, 0) && t->legal < 3 && !trial_stops(t); i++) {
         call_record r;
         assay_status st = call_read(&r, &t->kernel, request, assay_trace_op_at(request, 0, i), act, NULL);
         if (st == ASSAY_OK && r.taken)
@@ -310,17 +315,16 @@ static assay_status try_dtype(trial *t, const char *dir, assay_dtype act)
     snprintf(path, sizeof path, "%s/request.%s", dir, name);
     ASSAY_TRY(assay_trace_open(&request, path, false));
     if (!t->exact)
-        ASSAY_TRY_GOTO(trial_open(&t->answer, dir, t->sweep_threads ? "threads" : "answer", name, 0, 1), st,
-                       done);
-    if (!t->sweep_threads && !t->deterministic)
+        ASSAY_TRY_GOTO(trial_open(&t->answer, dir, t->answers, name, 0, 1), st, done);
+    if (!t->once && !t->deterministic)
         ASSAY_TRY_GOTO(trial_open(&t->second, dir, "second", name, 0, 1), st, done);
     if (t->second != NULL && t->kernel.device != NULL)
         ASSAY_TRY_GOTO(trial_open(&t->late, dir, "late", name, 0, 1), st, done);
-    if (!t->sweep_threads && (t->kernel.k->flags & ASSAY_KERNEL_SHADOW) != 0)
+    if (!t->once && (t->kernel.k->flags & ASSAY_KERNEL_SHADOW) != 0)
         ASSAY_TRY_GOTO(trial_open(&t->shadow, dir, "shadow", name, 0, 1), st, done);
-    for (int64_t i = 0; i < assay_trace_n_ops(request, 0); i++)
+    for (int64_t i = 0; i < assay_trace_n_ops(request, 0) && !trial_stops(t); i++)
         ASSAY_TRY_GOTO(try_record(t, request, assay_trace_op_at(request, 0, i), act), st, done);
-    if (!t->sweep_threads)
+    if (!t->once)
         ASSAY_TRY_GOTO(try_illegal_calls(t, request, act), st, done);
     ASSAY_TRY_GOTO(trial_close(&t->answer), st, done);
     ASSAY_TRY_GOTO(trial_close(&t->second), st, done);
@@ -394,14 +398,16 @@ static assay_status run(trial *t, const certify_options *o, const char *dir, con
     guard_inside(false);
     t->deterministic = (t->kernel.k->flags & ASSAY_KERNEL_DETERMINISTIC) != 0;
     t->exact = strcmp(part, "exact") == 0;
-    t->sweep_threads = t->exact || strcmp(part, "threads") == 0;
+    t->once = t->exact || strcmp(part, "trial") != 0;
+    t->answers = t->once ? part : "answer";
+    t->fail_fast = o->fail_fast;
     t->arena.ends_guarded = t->shadows.ends_guarded = t->exact || t->device.reports != NULL; /* by the tool */
     if (strcmp(part, "describe") == 0)
         return describe(t, dir);
     if (strcmp(part, "time") == 0)
         return device_time(t, dir);
     for (int d = ASSAY_KERNEL_F32; d <= ASSAY_KERNEL_I64; d++)
-        if (t->kernel.k->dtypes & ASSAY_KERNEL_SET(d))
+        if ((t->kernel.k->dtypes & ASSAY_KERNEL_SET(d)) != 0 && !trial_stops(t))
             ASSAY_TRY((t->kernel.op->collective ? trial_collective : try_dtype)(t, dir, certify_dtype_of(d)));
     return ASSAY_OK;
 }

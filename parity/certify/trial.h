@@ -12,8 +12,10 @@ typedef struct trial {
     guard_arena arena, shadows;
     double limit; /* seconds of one call */
     bool deterministic;
-    bool sweep_threads; /* second child: one plain run of every record */
-    bool exact;         /* of lattice records alone, without answers */
+    bool once;           /* one run of every record, in no other form */
+    const char *answers; /* name of their files: "answer", of such runs "plain" and "threads" */
+    bool fail_fast;      /* stops at the first call that leaves a finding */
+    bool exact;          /* of lattice records alone, without answers */
     assay_trace_writer *answer, *second, *shadow, *late;
     comm_world *world; /* collectives: the ranks of the records that are tried now */
     bool takes_part[COMM_RANKS];
@@ -22,6 +24,8 @@ typedef struct trial {
 
 enum { FILL_ONES = 0xFF, FILL_ODD = 0x5A, FILL_ZERO = 0x00 };
 
+/* Whether nothing further is tried. */
+bool trial_stops(const trial *t);
 /* Says on the board what runs, so that a fault can name it. */
 void trial_now(trial *t, const call_record *r, const char *what);
 /* Prepares, runs under the limit, looks around.  *code: what run() returned. */

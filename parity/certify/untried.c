@@ -42,6 +42,13 @@ static bool of_rows(certify_trial t)
     return t == CERTIFY_BATCH || t == CERTIFY_STRIDES || t == CERTIFY_SHADOW;
 }
 
+void certify_list_stopped(certify_result *r)
+{
+    json_decref(r->not_tried);
+    r->not_tried = json_array();
+    untried(r->not_tried, "what comes behind the first failure: --fail-fast");
+}
+
 void certify_list_untried(certify_result *r, const char *tier)
 {
     static const struct {

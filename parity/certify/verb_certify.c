@@ -40,6 +40,8 @@ static assay_status on_option(void *user, const char *name, const char *text)
         o->suggest = true;
     else if (strcmp(name, "atomics") == 0)
         o->atomics = true;
+    else if (strcmp(name, "fail_fast") == 0)
+        o->fail_fast = true;
     else if (strcmp(name, "abi_header") == 0)
         o->abi_header = true;
     else if (strcmp(name, "seeds") == 0)
@@ -162,10 +164,17 @@ static double worst_share(const certify_result *r)
 static assay_status finish(const certify_options *o, const certify_result *results, int n,
                            const certify_key *key, int *code)
 {
-    int passed = 0;
+    int passed = 0, skipped = 0;
     for (int i = 0; i < n; i++) {
         const certify_result *r = &results[i];
-        const bool passes = certify_passes(r);
+        const bool passes = certify_passes(r), skip = r->stopped && certify_findings(&r->board) == 0;
+        passed += passes;
+        skipped += skip;
+        if (skip) {
+            printf("skip %-26s not tried to its end: --fail-fast, and another operation failed\n",
+                   r->op->name);
+            continue;
+        }
         if (n == 1 || !passes)
             certify_report(r, stdout);
         else
@@ -176,11 +185,10 @@ static assay_status finish(const certify_options *o, const certify_result *resul
                    (long long)r->board.trial[CERTIFY_LOCAL].calls,
                    (long long)r->board.trial[CERTIFY_SPECIAL].calls,
                    (long long)r->board.trial[CERTIFY_REPEAT].calls, worst_share(r));
-        passed += passes;
         ASSAY_TRY(write_files(o, r, key));
     }
     if (n > 1)
-        printf("%d passed, %d failed, 0 skipped\n", passed, n - passed);
+        printf("%d passed, %d failed, %d skipped\n", passed, n - passed - skipped, skipped);
     *code = passed == n ? 0 : 1;
     return ASSAY_OK;
 }
@@ -296,6 +304,9 @@ int parity_main_certify(int argc, char **argv)
          "and one order, so that all meet"},
         {"cells", "FILE", "with --campaign: write how often each rung ran on which data at which shape"},
         {"seeds", "N", "draw the data N times (default 2)"},
+        {"fail_fast", NULL,
+         "stop at the first call (--engine, --python: run of all calls; --campaign: seed) in which something "
+         "does not hold; every call is made once before it is made again"},
         {"call_limit", "S", "seconds of one call of the kernel (default 10)"},
         {"limit", "S", "seconds of the trial (default 600)"},
         {"suggest", NULL, "also print the tightest declared arithmetic under which every element passes"},

@@ -71,8 +71,9 @@ typedef struct planted {
 static void expect_found(const planted *p)
 {
     build(p->changes);
-    cli_result r =
-        cli_run("certify --seeds 1 --so ./k.so:example_all_%s_device", p->gather ? "gather" : "reduce");
+    cli_result r = certify_caught(p->trial, p->word,
+                                  p->gather ? "--so ./k.so:example_all_gather_device"
+                                            : "--so ./k.so:example_all_reduce_device");
     cr_expect_eq(r.code, 1, "%s: exit code %d:\n%s%s", p->name, r.code, r.out, r.err);
     if (!certify_stopped(&r)) {
         cr_expect(certify_failed(&r, p->trial), "%s: %s does not fail\n%s", p->name, p->trial, r.out);

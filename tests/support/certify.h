@@ -59,4 +59,16 @@ static inline bool certify_stopped(const cli_result *r)
 #endif
 }
 
+/* assay certify of a kernel with a fault, which has to fail.  --fail-fast stops where the fault is first seen, mostly by the trial that
+ * names it; where it is seen by another, or in other words, the whole trial is run. */
+static inline cli_result certify_caught(const char *trial, const char *word, const char *arguments)
+{
+    cli_result r = cli_run("certify --seeds 1 --fail-fast %s", arguments);
+    cr_expect_eq(r.code, 1, "--fail-fast %s: exit code %d\n%s%s", arguments, r.code, r.out, r.err);
+    if (certify_stopped(&r) || (certify_failed(&r, trial) && (word == NULL || strstr(r.out, word) != NULL)))
+        return r;
+    cli_free(&r);
+    return cli_run("certify --seeds 1 %s", arguments);
+}
+
 #endif
