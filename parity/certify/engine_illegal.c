@@ -87,7 +87,7 @@ static void break_shape(breakages *b, const tried_slot *s)
     char says[128], symbol[8];
     for (int d = 0; d < s->ndim; d++) {
         certify_symbol_of(s->row, d, symbol);
-        if (symbol[0] == '\0' || !contradicts(b, s, symbol))
+        if (!certify_is_number(s->row, d) && (symbol[0] == '\0' || !contradicts(b, s, symbol)))
             continue;
         snprintf(says, sizeof says, "an extra element in dimension %d of %s", d, s->name);
         add_slot(b, s->name, "extent", json_integer(d), s->kernel, says, "");
@@ -246,18 +246,17 @@ static void break_call(breakages *b)
 
 /* --- records ---------------------------------------------------------------------------------------------------------- */
 
-/* Whether the row says a number for dimension d: one element has to be one. */
-static bool is_constant(const assay_op_slot *row, int d)
+/* A number, or a symbol that stands nowhere else. */
+static bool alone_with(const assay_trace_op *op, const assay_op_slot *row, int d)
 {
-    const char *p = row->shape;
-    for (; d > 0 && p != NULL; d--) {
-        p = strchr(p, ',');
-        p = p != NULL ? p + 1 : NULL;
-    }
-    return p != NULL && *p >= '0' && *p <= '9' && (p[1] == '\0' || p[1] == ',');
+    const assay_op *of = assay_op_find(op->op);
+    char symbol[8];
+    certify_symbol_of(row, d, symbol);
+    return certify_is_number(row, d) ||
+           (symbol[0] != '\0' && !certify_symbol_is_shared(of, (int)(row - of->slots), symbol));
 }
 
-/* Every input has elements, and two where it may have them: fewer allow more. */
+/* Every input has elements, and two where it may have them and something else says how many: fewer allow more. */
 static bool is_full(const assay_trace *request, const assay_trace_op *op, uint64_t *slots)
 {
     *slots = 0;
@@ -267,7 +266,8 @@ static bool is_full(const assay_trace *request, const assay_trace_op *op, uint64
         if (t == NULL || row == NULL || t->bytes == 0)
             return false;
         for (int d = 0; d < t->shard.ndim; d++)
-            if (t->shard.local_shape[d] < 2 && !(t->shard.ndim == dimensions_of(row) && is_constant(row, d)))
+            if (t->shard.local_shape[d] < 2 &&
+                !(t->shard.ndim == dimensions_of(row) && alone_with(op, row, d)))
                 return false;
         *slots |= 1ull << (row - assay_op_find(op->op)->slots);
     }
@@ -275,7 +275,7 @@ static bool is_full(const assay_trace *request, const assay_trace_op *op, uint64
 }
 
 /* The first full record of each set of tensors that are there, at most RECORDS of an operation. */
-static void break_operation(breakages *b, const certify_result *r)
+static void break_operation(breakages *b, certify_result *r)
 {
     uint64_t seen[RECORDS], slots;
     int n = 0;
@@ -295,6 +295,9 @@ static void break_operation(breakages *b, const certify_result *r)
         break_slots(b);
         break_call(b);
     }
+    if (n == 0)
+        certify_bad(&r->board, CERTIFY_ARGUMENTS,
+                    "no call of %s could be broken: an extent is below 2 in each of them", r->op->name);
 }
 
 /* --- what the engine said ------------------------------------------------------------------------------------------------ */

@@ -37,7 +37,8 @@ static assay_status try_shapes(breakage *b, int i)
     for (int d = 0; d < b->r->slot[i].ndim; d++) {
         char symbol[8], what[96];
         certify_symbol_of(&op->slots[i], d, symbol);
-        if (symbol[0] == '\0' || !certify_symbol_is_shared(op, i, symbol))
+        if (symbol[0] == '\0' ||
+            (!certify_is_number(&op->slots[i], d) && !certify_symbol_is_shared(op, i, symbol)))
             continue;
         snprintf(what, sizeof what, "an extra element in dimension %d of %s: ", d, op->slots[i].name);
         ASSAY_TRY(begin(b, what));

@@ -21,6 +21,13 @@ void certify_symbol_of(const assay_op_slot *row, int d, char out[8])
     }
 }
 
+bool certify_is_number(const assay_op_slot *row, int d)
+{
+    char symbol[8];
+    certify_symbol_of(row, d, symbol);
+    return symbol[0] != '\0' && strspn(symbol, "0123456789") == strlen(symbol);
+}
+
 bool certify_slot_has_symbol(const assay_op_slot *row, const char *symbol)
 {
     const size_t n = strlen(symbol);

@@ -7,6 +7,8 @@
 
 /* The symbol that is dimension d of a slot, alone; "": something else. */
 void certify_symbol_of(const assay_op_slot *row, int d, char out[8]);
+/* Whether the row says a number for dimension d: that many, and no more. */
+bool certify_is_number(const assay_op_slot *row, int d);
 /* Whether a slot's shape is written with the symbol, alone in a dimension. */
 bool certify_slot_has_symbol(const assay_op_slot *row, const char *symbol);
 /* A symbol that stands in another slot, too, or in an attribute: one of them contradicts when it is larger. */

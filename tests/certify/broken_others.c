@@ -102,6 +102,24 @@ static int32_t single(const assay_kernel_call *c)
 DESCRIBE(single_precision_sum, "sumsq", ASSAY_KERNEL_DETERMINISTIC, single, sum_in_double, 1,
          .dtypes = ASSAY_KERNEL_SET(ASSAY_KERNEL_F32))
 
+/* Nobody looks how many elements y has. */
+static int32_t of_any_size(const assay_kernel_call *c)
+{
+    int32_t code = ASSAY_KERNEL_INVALID;
+    double sum = 0.0;
+    if (!check_call(c) || (code = check_tensor(c->slot[0], ASSAY_KERNEL_F32, 1)) != 0 ||
+        (code = check_tensor(c->slot[1], ASSAY_KERNEL_F64, 1)) != 0)
+        return code;
+    for (int64_t i = 0; i < c->slot[0]->shape[0]; i++) {
+        const double x = (double)load(c->slot[0]->data, i, ASSAY_KERNEL_F32);
+        sum += x * x;
+    }
+    memcpy(c->slot[1]->data, &sum, sizeof sum);
+    return ASSAY_KERNEL_OK;
+}
+DESCRIBE(size_of_the_sum_not_checked, "sumsq", ASSAY_KERNEL_DETERMINISTIC, of_any_size, sum_in_double, 1,
+         .dtypes = ASSAY_KERNEL_SET(ASSAY_KERNEL_F32))
+
 /* --- add, clamp: element-wise ------------------------------------------------------------------------------------ */
 static const assay_kernel_output add_y[] = {
     {.size = sizeof(assay_kernel_output), .slot = 2, .arith = ELEMENTWISE(0)}};

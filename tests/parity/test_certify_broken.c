@@ -62,6 +62,7 @@ static const broken others[] = {
     {"order_of_threads", "threads", "other bits"},
     {"race_of_threads", "threads", "other bits"},
     {"single_precision_sum", "local", NULL},
+    {"size_of_the_sum_not_checked", "arguments", "an extra element in dimension 0 of y"},
     {"whole_vectors_only", "written", "never written"},
     {"vectors_beyond_the_end", "guards", "past the end"},
     {"alignment_not_declared", "crash", "better alignment than was declared"},
