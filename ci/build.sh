@@ -4,9 +4,11 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 preset="${1:-release}"
 shift || true
-generator=()
+generator=() launcher=()
 command -v ninja >/dev/null && [[ ! -f "build/$preset/CMakeCache.txt" ]] && generator=(-G Ninja)
-cmake --preset "$preset" "${generator[@]}" >"/tmp/assay-configure-$preset.log" 2>&1 || {
+# figures of kernels beside their objects, for ci/kernels.sh
+[[ -z ${ASSAY_KERNEL_FIGURES:-} ]] || launcher=("-DCMAKE_CUDA_COMPILER_LAUNCHER=$PWD/ci/nvcc_figures.sh")
+cmake --preset "$preset" "${generator[@]}" "${launcher[@]}" >"/tmp/assay-configure-$preset.log" 2>&1 || {
     cat "/tmp/assay-configure-$preset.log" >&2
     exit 1
 }

@@ -3,6 +3,7 @@
 # gpu/ops/kernels.json.  A spill, a lost 128-bit access, a lost matrix instruction or asynchronous copy, registers that setmaxnreg has to share out, serialized wgmma fails; with the nvcc that made
 # the table any difference does.  Needs nvcc and ptxas, no device.  Prints one line for each kernel, and what it moves beside the least that it could
 # (gpu/ops/traffic.json): a kernel of which nobody has counted that, and ci/engine_races.txt does not say why, fails.
+# Takes what build/release has compiled under ASSAY_KERNEL_FIGURES=1 (ci/build.sh), and compiles the rest.
 #   ci/kernels.sh [--update | --table | --self-test]
 # --update writes the table; --table prints the lines of the table as it is, without nvcc; --self-test shows, without nvcc, that the comparison and
 # the lines fail where they must.
@@ -15,6 +16,26 @@ serialized() {
     grep -F 'Potential Performance Loss' "$1"
 }
 export -f serialized
+
+# ARCH LOG: what ptxas -v said for one architecture, of a log of several.
+log_of() {
+    awk -v arch="$1" '/Compiling entry function/ { mine = index($0, "sm_" arch "\x27") > 0 } / bytes gmem/ { mine = 0 } mine || !/^ptxas info|^ /' "$2"
+}
+
+# ARCH FILE OUT: OUT.ptx and OUT.log from where a build has left them (ci/nvcc_figures.sh), unless a source is younger.
+built() {
+    local name kept ptx
+    name=$(basename "$2" .cu)
+    for kept in "$build"/gpu/cuda/CMakeFiles/*/__/ops/"$name".cu.o.figures; do
+        ptx=$kept/$name.compute_$1.ptx
+        [[ -f $ptx ]] || ptx=$kept/$name.ptx # of one architecture alone
+        [[ -f $ptx && -f $kept/log ]] || continue
+        [[ $ptx != "$kept/$name.ptx" ]] || ! grep -F 'Compiling entry function' "$kept/log" | grep -qvF "'sm_$1'" || continue
+        [[ -z $(find gpu core -name '*.[ch]*' -newer "$kept/log" -print -quit) ]] || continue
+        log_of "$1" "$kept/log" >"$3.log" && cp "$ptx" "$3.ptx" && return
+    done
+    return 1
+}
 
 # FIGURES: one line for each kernel; TRAFFIC and REASONS say what it moves, or why nobody knows.
 print_table() {
@@ -87,6 +108,28 @@ self_test() {
         echo "kernels: self-test: a log of serialized wgmma was not told from one without" >&2
         exit 1
     fi
+    # what a build has left: of the architecture that is asked for, and of no older source
+    local kept
+    build=$folder/build kept=$folder/build/gpu/cuda/CMakeFiles/engine.dir/__/ops/example.cu.o.figures
+    mkdir -p "$kept"
+    cp tests/kernels/example.ptx "$kept/example.compute_80.ptx"
+    { sed 's/sm_90/sm_80/' tests/kernels/example.log; sed 's/Used [0-9]* reg/Used 9 reg/' tests/kernels/example.log; } >"$kept/log"
+    take() { # EXIT ARCH
+        local code=0
+        rm -f "$folder/taken".*
+        built "$2" example.cu "$folder/taken" || code=$?
+        [[ $code == "$1" ]] || { echo "kernels: self-test: expected exit $1 for sm_$2 of a build, found $code" >&2; exit 1; }
+    }
+    take 0 80
+    cmp -s "$folder/taken.ptx" tests/kernels/example.ptx
+    sed '/gmem/d; s/sm_90/sm_80/' tests/kernels/example.log | diff - "$folder/taken.log"
+    take 1 90
+    mv "$kept/example.compute_80.ptx" "$kept/example.ptx"
+    take 1 80 # the log speaks of two, and nobody knows whose the one PTX is
+    sed -i '/sm_90/,$d' "$kept/log"
+    take 0 80
+    touch -d 2000-01-01 "$kept/log"
+    take 1 80
     echo "kernels: self-test passed"
 }
 
@@ -98,6 +141,7 @@ if [[ ${1:-} == --table ]]; then
     print_table "$table"
     exit
 fi
+build=build/release
 nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
 if [[ ! -x $nvcc ]]; then
     echo "kernels: SKIPPED: no nvcc; the kernels of gpu/ops were not compiled" >&2
@@ -111,14 +155,21 @@ figures() {
     local arch=$1 name
     name=$(basename "$2" .cu)
     local out=$folder/$arch.$name
-    "$nvcc" -std=c++17 -O3 -DNDEBUG -DASSAY_SIM=0 -I. "-arch=compute_$arch" -ptx -o "$out.ptx" "$2" 2>"$out.errors" ||
-        { cat "$out.errors" >&2; return 1; }
-    "$(dirname "$nvcc")/ptxas" -v "-arch=sm_$arch" -o /dev/null "$out.ptx" 2>"$out.log" || { cat "$out.log" >&2; return 1; }
+    built "$arch" "$2" "$out" || compiled "$arch" "$2" "$out" || return 1
     ! serialized "$out.log" >&2 || { echo "kernels: $2: ptxas serializes wgmma" >&2; return 1; }
     awk -v arch="$arch" -v file="$name.cu" -f ci/field.awk -f ci/plain.awk -f ci/kernels.awk "$out.ptx" "$out.log" >"$out.json"
 }
-export -f figures
-export folder nvcc
+
+# ARCH FILE OUT: the same, compiled.
+compiled() {
+    local arch=$1 out=$3
+    echo "$2 for $arch" >>"$folder/compiled"
+    "$nvcc" -std=c++17 -O3 -DNDEBUG -DASSAY_SIM=0 -I. "-arch=compute_$arch" -ptx -o "$out.ptx" "$2" 2>"$out.errors" ||
+        { cat "$out.errors" >&2; return 1; }
+    "$(dirname "$nvcc")/ptxas" -v "-arch=sm_$arch" -o /dev/null "$out.ptx" 2>"$out.log" || { cat "$out.log" >&2; return 1; }
+}
+export -f figures built compiled log_of
+export folder nvcc build
 for f in gpu/ops/*.cu; do
     if [[ $f == *_sm90.cu ]]; then
         printf '90a %s\n' "$f" # for nothing else (gpu/cuda/CMakeLists.txt); "arch" in the table is 90
@@ -126,6 +177,7 @@ for f in gpu/ops/*.cu; do
         printf '80 %s\n90 %s\n' "$f" "$f"
     fi
 done | xargs -P "$(nproc)" -L 1 bash -c 'set -euo pipefail; figures "$0" "$1"'
+[[ ! -f $folder/compiled ]] || echo "kernels: compiled here, not in $build: $(wc -l <"$folder/compiled") of files and architectures" >&2
 cat "$folder"/*.json | LC_ALL=C sort >"$folder/found"
 version=$("$nvcc" --version | sed -nE 's/.*release [0-9.]+, V([0-9.]+).*/\1/p')
 if [[ ${1:-} == --update ]]; then

@@ -73,12 +73,12 @@ step gpu-script ci/gpu_test.sh
 step evidence-tool ci/evidence.sh --self-test
 step mutants-tool ci/mutants.sh --self-test
 ci/evidence.sh
-step build-release ci/build.sh release || finish
+step build-release env ASSAY_KERNEL_FIGURES=1 ci/build.sh release || finish
 step boundaries ci/boundaries.sh # includes, and the symbols of what was built
 step foreign-tool ci/foreign.sh --self-test
 # nvcc comes from no package: without it nobody compiled the kernels for a device
 if command -v nvcc >/dev/null || [[ -x /usr/local/cuda/bin/nvcc ]]; then
-    step kernels ci/kernels.sh
+    step kernels ci/kernels.sh # of what build-release has compiled
 else
     skipped=$((skipped + 1))
     echo "skip  kernels                      no nvcc: gpu/ops was compiled for the simulator alone"
