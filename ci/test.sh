@@ -150,8 +150,9 @@ step build-tsan ci/build.sh tsan assay_sim_threads && step tsan-shared-memory bu
 step races build/release/bin/assay_sim_races # instrumented: not for Criterion
 step sanitize tests/sim/races/sanitize.sh build/release/bin/assay build/release/bin/assay_sim_races
 step engine-races ci/engine_races.sh
-step selftest build/release/bin/assay selftest
-step mutants ci/mutants.sh --fast
+beside selftest build/release/bin/assay selftest # a process or a compiler at a time each
+beside mutants ci/mutants.sh --fast
+together
 step parity build/release/bin/assay run --report build/test-report
 step random-cases ci/random_cases.sh # hundreds by hand
 step kills ci/kills.sh --steps 8 --runs 2 # of the 300 and 100 that it does by itself; alone, because it looks for names in /dev/shm
