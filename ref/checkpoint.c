@@ -97,9 +97,7 @@ static assay_status add_param(const ref_engine *e, int64_t i, const assay_checkp
 {
     const assay_param_spec *p = &e->spec->params[i];
     ref_policy unperturbed = e->run->policy;
-    int64_t n = 1;
-    for (int d = 0; d < p->ndim; d++)
-        n *= p->shape[d];
+    const int64_t n = assay_param_elements(p);
     ASSAY_TRY(ref_assemble(e, i, REF_STATE_MAIN, b->whole));
     if (!p->trained)
         return add_whole(p, "expert_bias", c->state, b, w);

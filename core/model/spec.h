@@ -102,6 +102,8 @@ int assay_param_chunk(const assay_param_spec *p, const assay_grid *g, const assa
 /* Whether `rank` holds the parameter (pipeline stage), and its piece. */
 bool assay_param_on_rank(const assay_param_spec *p, const assay_grid *g, const assay_model_config *c,
                          int rank);
+/* Elements of the whole parameter. */
+int64_t assay_param_elements(const assay_param_spec *p);
 assay_status assay_param_shard(const assay_param_spec *p, const assay_grid *g, int rank, assay_shard *out);
 /* Gradient of a replicated parameter must be summed over tp on this grid. */
 bool assay_param_sum_over_tp(const assay_param_spec *p, const assay_grid *g);

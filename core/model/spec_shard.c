@@ -34,6 +34,14 @@ static void cut_query_group(const assay_param_spec *p, const assay_grid *g, int 
     out->local_shape[0] = length + p->kv_rows;
 }
 
+int64_t assay_param_elements(const assay_param_spec *p)
+{
+    int64_t n = 1;
+    for (int d = 0; d < p->ndim; d++)
+        n *= p->shape[d];
+    return n;
+}
+
 int64_t assay_param_shared_from(const assay_param_spec *p, const assay_grid *g, int64_t count)
 {
     const int replicas = g->size[ASSAY_AXIS_KV];

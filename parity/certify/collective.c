@@ -3,6 +3,7 @@
 
 #include "parity/certify/device_group.h"
 #include "parity/certify/ranks.h"
+#include "parity/checks/request.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -283,7 +284,7 @@ static assay_status read_group(group *g, bool *more)
         ASSAY_TRY(call_read(&g->record[r], receives ? &g->receiver : &g->t->kernel, g->request, op[r],
                             g->dtype, comm_of(g->t->world, r)));
         g->cursor[r]++;
-        g->lattice = strncmp(op[r]->instance, "exact.", 6) == 0;
+        g->lattice = parity_asked_on_lattice(op[r]);
     }
     return ASSAY_OK;
 }

@@ -2,6 +2,7 @@
 #include "parity/certify/trial.h"
 
 #include "core/base/file.h"
+#include "parity/checks/request.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -255,7 +256,7 @@ static assay_status try_record(trial *t, const assay_trace *request, const assay
                                assay_dtype act)
 {
     call_record r;
-    if (t->exact && strncmp(asked->instance, "exact.", 6) != 0)
+    if (t->exact && !parity_asked_on_lattice(asked))
         return ASSAY_OK;
     assay_status st = call_read(&r, &t->kernel, request, asked, act, NULL);
     if (st == ASSAY_OK && t->exact)

@@ -7,6 +7,7 @@
 #include "parity/checks/exact.h"
 
 #include "core/model/ops.h"
+#include "parity/checks/request.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,21 +35,15 @@ static json_t *attributes_of(const assay_trace_op *asked, const assay_trace_op *
     return attrs;
 }
 
-/* Random inputs ("local.zero_mean.adamw.7") are judged by bounds, lattice inputs ("exact.adamw.7") bit for bit. */
-static bool is_bounded(const assay_trace_op *op)
-{
-    return strncmp(op->instance, "local.", 6) == 0;
-}
-
 static parity_table *table_of(const exact *x, const assay_trace_op *op)
 {
-    return is_bounded(op) ? x->bounded : x->table;
+    return parity_asked_on_lattice(op) ? x->table : x->bounded;
 }
 
 static void start(const exact *x, const assay_trace_op *op, const char *slot, parity_result *r)
 {
     *r = x->base;
-    if (is_bounded(op))
+    if (!parity_asked_on_lattice(op))
         r->check = PARITY_CHECK_LOCAL;
     parity_result_from_op(r, op);
     if (x->every_rung && !parity_is_collective(op->op)) { /* a claim for each */
@@ -135,7 +130,7 @@ static assay_status judge_values(exact *x, const assay_trace_op *op, const assay
                                  const ref_value *inputs, int n_inputs, const ref_value *found, int n_found)
 {
     ref_replay_result result;
-    const bool bounded = is_bounded(asked);
+    const bool bounded = !parity_asked_on_lattice(asked);
     /* Without the candidate's outputs the reference decides by the rule: a tie is no freedom on a lattice. */
     const bool rule = !bounded && strcmp(op->op, "router_aux_fwd") == 0;
     memset(&result, 0, sizeof result);

@@ -1,6 +1,7 @@
 /* Whether the kernels that were asked for ran: of a run with a selection, and of single operations that every kernel was to answer.
  * Which kernels there are is what the engine's doctor says, not what the judged trace does. */
 #include "core/model/ops.h"
+#include "parity/checks/request.h"
 #include "parity/judge/judge.h"
 
 #include <stdlib.h>
@@ -103,12 +104,12 @@ static const assay_op *kernel_of(const assay_trace_op *op)
                : row;
 }
 
-/* Which records of a request count: inputs on a lattice ("exact.adamw.7") or random ones ("local.zero_mean.adamw.7"). */
+/* Which records of a request count. */
 typedef enum kind { ANY, LATTICE, RANDOM } kind;
 
 static bool is_of_kind(const assay_trace_op *op, kind wanted)
 {
-    return wanted == ANY || (strncmp(op->instance, "local.", 6) == 0) == (wanted == RANDOM);
+    return wanted == ANY || parity_asked_on_lattice(op) == (wanted == LATTICE);
 }
 
 static void count(const assay_trace *t, kind wanted, counts *c)

@@ -6,6 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+bool parity_asked_on_lattice(const assay_trace_op *op)
+{
+    return strncmp(op->instance, "exact.", 6) == 0;
+}
+
 bool parity_ask_wants(const parity_ask *q, const char *op)
 {
     return q->only != NULL ? strcmp(q->only, op) == 0 : !assay_op_find(op)->foreign;

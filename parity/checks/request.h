@@ -23,6 +23,10 @@ typedef struct parity_ask {
     assay_status st;
 } parity_ask;
 
+/* Whether a record has inputs on a lattice ("exact.adamw.7"), which are judged bit for bit, or random ones ("local.zero_mean.adamw.7"),
+ * which are judged by bounds. */
+bool parity_asked_on_lattice(const assay_trace_op *op);
+
 /* Value of element i of the input that is being added. */
 typedef double (*parity_fill)(const parity_ask *q, int64_t i);
 

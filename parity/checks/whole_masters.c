@@ -14,14 +14,6 @@ static int64_t slots_of(const parity_whole_choices *c)
     return c->steps > 1 ? (c->steps - 1) * c->spec->n_params : 0;
 }
 
-static int64_t elements_of(const assay_param_spec *p)
-{
-    int64_t n = 1;
-    for (int d = 0; d < p->ndim; d++)
-        n *= p->shape[d];
-    return n;
-}
-
 /* *master NULL: not recorded, or nothing that a step can begin with.  The judge of that tensor says so (whole.c). */
 static assay_status read_master(const parity_index *x, const assay_param_spec *p, int64_t step,
                                 double **master)
@@ -36,7 +28,7 @@ static assay_status read_master(const parity_index *x, const assay_param_spec *p
         return ASSAY_OK;
     parity_result_init(&finding);
     ASSAY_TRY(parity_entry_assemble(x, e, &g, &finding));
-    if (g.complete && g.count == elements_of(p) && assay_dtype_precision(g.dtype) != 0)
+    if (g.complete && g.count == assay_param_elements(p) && assay_dtype_precision(g.dtype) != 0)
         st = parity_decode_all(g.data, g.count, g.dtype, master);
     for (int64_t i = 0; st == ASSAY_OK && *master != NULL && i < g.count; i++)
         if (!isfinite((*master)[i])) {
@@ -53,7 +45,8 @@ static void hash_of_masters(parity_whole_choices *c, char (*parts)[ASSAY_SHA256_
     for (int64_t i = 0; i < n; i++)
         if (c->masters[i] != NULL)
             assay_sha256_bytes(c->masters[i],
-                               (size_t)elements_of(&c->spec->params[i % c->spec->n_params]) * sizeof(double),
+                               (size_t)assay_param_elements(&c->spec->params[i % c->spec->n_params]) *
+                                   sizeof(double),
                                parts[i]);
     assay_sha256_bytes(parts, (size_t)n * sizeof *parts, c->masters_hash);
 }
@@ -82,7 +75,7 @@ bool parity_whole_master(void *choices, int64_t step, int64_t param, double *mas
 {
     const parity_whole_choices *c = choices;
     const int64_t at = step * c->spec->n_params + param;
-    if (at >= slots_of(c) || c->masters[at] == NULL || n != elements_of(&c->spec->params[param]))
+    if (at >= slots_of(c) || c->masters[at] == NULL || n != assay_param_elements(&c->spec->params[param]))
         return false;
     memcpy(master, c->masters[at], (size_t)n * sizeof *master);
     return true;

@@ -66,12 +66,9 @@ assay_status parity_whole_identity(const parity_whole_cache *c, char out[ASSAY_S
     assay_hash_tensor(ASSAY_I64, shape, 4, b->input_ids, bytes, parts[1]);
     assay_hash_tensor(ASSAY_I64, shape, 4, b->labels, bytes, parts[2]);
     assay_sha256_bytes(&b->shifted, sizeof b->shifted, parts[3]);
-    for (int64_t i = 0; i < c->spec->n_params; i++) {
-        int64_t count = 1;
-        for (int d = 0; d < c->spec->params[i].ndim; d++)
-            count *= c->spec->params[i].shape[d];
-        assay_sha256_bytes(c->weights[i], (size_t)count * sizeof(double), parts[4 + i]);
-    }
+    for (int64_t i = 0; i < c->spec->n_params; i++)
+        assay_sha256_bytes(c->weights[i], (size_t)assay_param_elements(&c->spec->params[i]) * sizeof(double),
+                           parts[4 + i]);
     assay_sha256_bytes(parts, n * sizeof *parts, out);
 done:
     free(parts);

@@ -15,11 +15,13 @@ static int64_t number_of(const assay_model_spec *spec, const char *name)
 /* The parameter as a global tensor over the reference's own array. */
 static parity_global global_of(const assay_param_spec *p, double *values)
 {
-    parity_global g = {.dtype = ASSAY_F64, .ndim = p->ndim, .count = 1, .data = values, .complete = true};
-    for (int d = 0; d < p->ndim; d++) {
+    parity_global g = {.dtype = ASSAY_F64,
+                       .ndim = p->ndim,
+                       .count = assay_param_elements(p),
+                       .data = values,
+                       .complete = true};
+    for (int d = 0; d < p->ndim; d++)
         g.shape[d] = p->shape[d];
-        g.count *= p->shape[d];
-    }
     return g;
 }
 

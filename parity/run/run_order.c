@@ -21,12 +21,8 @@ static double parameters_of(const parity_case *c)
     assay_model_config *config = malloc(sizeof *config);
     if (config != NULL && parity_case_config(c, config) == ASSAY_OK &&
         assay_spec_build(config, &spec) == ASSAY_OK)
-        for (int64_t i = 0; i < spec->n_params; i++) {
-            double elements = 1.0;
-            for (int d = 0; d < spec->params[i].ndim; d++)
-                elements *= (double)spec->params[i].shape[d];
-            n += elements;
-        }
+        for (int64_t i = 0; i < spec->n_params; i++)
+            n += (double)assay_param_elements(&spec->params[i]);
     else
         assay_error_clear();
     assay_spec_destroy(spec);

@@ -15,12 +15,8 @@ Test(parity_dry, public_models_have_their_published_numbers_of_parameters)
         assay_model_spec *spec;
         must(dry_model_load(name, c));
         must(assay_spec_build(c, &spec));
-        for (int64_t k = 0; k < spec->n_params; k++) {
-            double n = spec->params[k].trained ? 1.0 : 0.0;
-            for (int d = 0; d < spec->params[k].ndim; d++)
-                n *= (double)spec->params[k].shape[d];
-            found += n;
-        }
+        for (int64_t k = 0; k < spec->n_params; k++)
+            found += spec->params[k].trained ? (double)assay_param_elements(&spec->params[k]) : 0.0;
         cr_expect(fabs(found / 1e9 - billions) <= 0.05, "%s: published %.1f billion, found %.3f", name,
                   billions, found / 1e9);
         assay_spec_destroy(spec);

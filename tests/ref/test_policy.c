@@ -208,10 +208,8 @@ Test(ref_policy, drawn_weights)
     require_ok(ref_weights_load(c.spec, NULL, NULL, 8, &other), "seed 8");
     for (int64_t i = 0; i < c.spec->n_params; i++) {
         const assay_param_spec *p = &c.spec->params[i];
-        int64_t n = 1;
+        const int64_t n = assay_param_elements(p);
         double sum = 0.0;
-        for (int d = 0; d < p->ndim; d++)
-            n *= p->shape[d];
         for (int64_t j = 0; j < n; j++) {
             sum += c.weights[i][j] * c.weights[i][j];
             cr_assert(c.weights[i][j] == ref_round(c.weights[i][j], ASSAY_F32));
