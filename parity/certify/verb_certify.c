@@ -260,6 +260,8 @@ static assay_status check_combination(const certify_options *o)
     ASSAY_CHECK(o->campaign[0] == '\0' || (o->seeds == SEEDS && o->call_limit == CALL_LIMIT),
                 ASSAY_INVALID_ARGUMENT,
                 "--seeds, --call-limit: they are not of --campaign, whose seeds are its own");
+    ASSAY_CHECK(!o->suggest || !o->fail_fast, ASSAY_INVALID_ARGUMENT,
+                "--suggest: not with --fail-fast, which may stop before there is an answer to every call");
     ASSAY_CHECK(o->cells[0] == '\0' || o->campaign[0] != '\0', ASSAY_INVALID_ARGUMENT,
                 "--cells: it is of --campaign");
     ASSAY_CHECK(o->python[0] != '\0' || (o->python_program[0] == '\0' && o->python_device[0] == '\0'),

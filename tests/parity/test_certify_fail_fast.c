@@ -131,6 +131,15 @@ Test(certify_fail_fast, other_operations_of_an_engine_are_skipped)
     cli_free(&r);
 }
 
+/* From some of the answers a declaration would be too tight. */
+Test(certify_fail_fast, suggests_nothing)
+{
+    cli_result r = cli_run("certify --engine sim --operation add --fail-fast --suggest");
+    cr_expect_eq(r.code, 2, "exit code %d\n%s", r.code, r.out);
+    cr_expect_not_null(strstr(r.err, "--suggest: not with --fail-fast"), "%s", r.err);
+    cli_free(&r);
+}
+
 Test(certify_fail_fast, a_campaign_ends_behind_the_seed)
 {
     cli_result r = try_engine("eps", "--operation rmsnorm_fwd --campaign 1-9");
