@@ -22,7 +22,7 @@ log_of() {
     awk -v arch="$1" '/Compiling entry function/ { mine = index($0, "sm_" arch "\x27") > 0 } / bytes gmem/ { mine = 0 } mine || !/^ptxas info|^ /' "$2"
 }
 
-# ARCH FILE OUT: OUT.ptx and OUT.log from where a build has left them (ci/nvcc_figures.sh), unless a source is younger.
+# ARCH FILE OUT: OUT.ptx and OUT.log from where a build has left them (ci/nvcc_figures.sh), unless a source is younger or nvcc another.
 built() {
     local name kept ptx
     name=$(basename "$2" .cu)
@@ -30,7 +30,8 @@ built() {
         ptx=$kept/$name.compute_$1.ptx
         [[ -f $ptx ]] || ptx=$kept/$name.ptx # of one architecture alone
         [[ -f $ptx && -f $kept/log ]] || continue
-        [[ $ptx != "$kept/$name.ptx" ]] || ! grep -F 'Compiling entry function' "$kept/log" | grep -qvF "'sm_$1'" || continue
+        [[ $ptx != "$kept/$name.ptx" || $(grep -F 'Compiling entry function' "$kept/log" | grep -cvF "'sm_$1'") == 0 ]] || continue
+        cmp -s <("$nvcc" --version) "$kept/version" || continue
         [[ -z $(find gpu core -name '*.[ch]*' -newer "$kept/log" -print -quit) ]] || continue
         log_of "$1" "$kept/log" >"$3.log" && cp "$ptx" "$3.ptx" && return
     done
@@ -110,10 +111,11 @@ self_test() {
     fi
     # what a build has left: of the architecture that is asked for, and of no older source
     local kept
-    build=$folder/build kept=$folder/build/gpu/cuda/CMakeFiles/engine.dir/__/ops/example.cu.o.figures
+    nvcc=echo build=$folder/build kept=$folder/build/gpu/cuda/CMakeFiles/engine.dir/__/ops/example.cu.o.figures
     mkdir -p "$kept"
     cp tests/kernels/example.ptx "$kept/example.compute_80.ptx"
     { sed 's/sm_90/sm_80/' tests/kernels/example.log; sed 's/Used [0-9]* reg/Used 9 reg/' tests/kernels/example.log; } >"$kept/log"
+    echo --version >"$kept/version"
     take() { # EXIT ARCH
         local code=0
         rm -f "$folder/taken".*
@@ -121,13 +123,16 @@ self_test() {
         [[ $code == "$1" ]] || { echo "kernels: self-test: expected exit $1 for sm_$2 of a build, found $code" >&2; exit 1; }
     }
     take 0 80
-    cmp -s "$folder/taken.ptx" tests/kernels/example.ptx
+    cmp "$folder/taken.ptx" tests/kernels/example.ptx
     sed '/gmem/d; s/sm_90/sm_80/' tests/kernels/example.log | diff - "$folder/taken.log"
     take 1 90
     mv "$kept/example.compute_80.ptx" "$kept/example.ptx"
     take 1 80 # the log speaks of two, and nobody knows whose the one PTX is
     sed -i '/sm_90/,$d' "$kept/log"
     take 0 80
+    echo another >"$kept/version"
+    take 1 80
+    echo --version >"$kept/version"
     touch -d 2000-01-01 "$kept/log"
     take 1 80
     echo "kernels: self-test passed"

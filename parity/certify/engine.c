@@ -253,12 +253,14 @@ assay_status certify_engine(const certify_options *o, const char *work, certify_
     ASSAY_TRY_GOTO(st != ASSAY_OK ? st : joined, st, done);
     if (goes_on)
         ASSAY_TRY_GOTO(try_dtype(&t[1], sha, &probe), st, done);
+    const bool stopped = stops(&t[0]);
     for (int i = 0; i < *n; i++) {
         results[i].plan = (certify_plan){.op = results[i].op->name, .seeds = o->seeds};
-        results[i].not_tried = untried(e.name, results[i].op, &results[i]);
-        results[i].stopped = stops(&t[0]);
-        if (results[i].stopped)
+        results[i].stopped = stopped;
+        if (stopped)
             certify_list_stopped(&results[i]);
+        else
+            results[i].not_tried = untried(e.name, results[i].op, &results[i]);
         results[i].where = json_pack("{s:s, s:n, s:n, s:n, s:o}", "tier", e.name, "device", "driver",
                                      "toolkit", "probe", probe_json(&probe));
         results[i].seconds = (assay_monotonic_s() - start) / *n;

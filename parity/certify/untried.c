@@ -44,7 +44,6 @@ static bool of_rows(certify_trial t)
 
 void certify_list_stopped(certify_result *r)
 {
-    json_decref(r->not_tried);
     r->not_tried = json_array();
     untried(r->not_tried, "what comes behind the first failure: --fail-fast");
 }

@@ -8,13 +8,18 @@
 static const assay_kernel_output sum_in_double[] = {
     {.size = sizeof(assay_kernel_output), .slot = 1, .arith = IN_DOUBLE(UNKNOWN, 0)}};
 
-static int32_t check_sum(const assay_kernel_call *c)
+static int32_t check_tensors(const assay_kernel_call *c)
 {
     int32_t code = ASSAY_KERNEL_INVALID;
-    if (!check_call(c) || (code = check_tensor(c->slot[0], ASSAY_KERNEL_F32, 1)) != 0 ||
-        (code = check_tensor(c->slot[1], ASSAY_KERNEL_F64, 1)) != 0)
-        return code;
-    return c->slot[1]->shape[0] == 1 ? ASSAY_KERNEL_OK : ASSAY_KERNEL_INVALID;
+    if (check_call(c) && (code = check_tensor(c->slot[0], ASSAY_KERNEL_F32, 1)) == 0)
+        code = check_tensor(c->slot[1], ASSAY_KERNEL_F64, 1);
+    return code;
+}
+
+static int32_t check_sum(const assay_kernel_call *c)
+{
+    const int32_t code = check_tensors(c);
+    return code != 0 || c->slot[1]->shape[0] == 1 ? code : ASSAY_KERNEL_INVALID;
 }
 
 /* Every thread has its share: the order follows from how many there are. */
@@ -105,10 +110,9 @@ DESCRIBE(single_precision_sum, "sumsq", ASSAY_KERNEL_DETERMINISTIC, single, sum_
 /* Nobody looks how many elements y has. */
 static int32_t of_any_size(const assay_kernel_call *c)
 {
-    int32_t code = ASSAY_KERNEL_INVALID;
+    const int32_t code = check_tensors(c);
     double sum = 0.0;
-    if (!check_call(c) || (code = check_tensor(c->slot[0], ASSAY_KERNEL_F32, 1)) != 0 ||
-        (code = check_tensor(c->slot[1], ASSAY_KERNEL_F64, 1)) != 0)
+    if (code != 0)
         return code;
     for (int64_t i = 0; i < c->slot[0]->shape[0]; i++) {
         const double x = (double)load(c->slot[0]->data, i, ASSAY_KERNEL_F32);
