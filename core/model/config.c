@@ -38,9 +38,20 @@ const char *assay_mlp_name(assay_mlp_kind kind)
     return index >= 0 && index < ASSAY_MLP_COUNT ? names[index] : "?";
 }
 
+bool assay_config_is_mla(const assay_model_config *c)
+{
+    return c->mixer[0] == ASSAY_MIXER_MLA;
+}
+
 int64_t assay_config_rotary_dim(const assay_model_config *c)
 {
-    return (int64_t)((double)c->kv_channels * c->rotary_percent);
+    return assay_config_is_mla(c) ? c->qk_pos_emb_head_dim
+                                  : (int64_t)((double)c->kv_channels * c->rotary_percent);
+}
+
+int64_t assay_config_value_dim(const assay_model_config *c)
+{
+    return assay_config_is_mla(c) ? c->v_head_dim : c->kv_channels;
 }
 
 /* --- reading ------------------------------------------------------------------------------------------------ */

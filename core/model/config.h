@@ -168,8 +168,12 @@ const char *assay_arch_name(assay_arch arch);
 const char *assay_mixer_name(assay_mixer_kind kind);
 const char *assay_mlp_name(assay_mlp_kind kind);
 
-/* Number of rotated dimensions of a head (even). */
+/* Whether the mixers are MLA: all of them are, or none. */
+bool assay_config_is_mla(const assay_model_config *c);
+/* Number of rotated dimensions of a head (even): its first, or with MLA its last qk_pos_emb_head_dim. */
 int64_t assay_config_rotary_dim(const assay_model_config *c);
+/* Width of a value head; that of a query or key head is kv_channels. */
+int64_t assay_config_value_dim(const assay_model_config *c);
 
 ASSAY_END_DECLS
 
