@@ -59,6 +59,7 @@ typedef struct gpu_declared {
     X(NORM, "rmsnorm")                                                                                       \
     X(RESIDUAL_NORM, "residual_norm")                                                                        \
     X(QKV_ROPE, "qkv_rope")                                                                                  \
+    X(MLA_ROPE, "mla_rope")                                                                                  \
     X(ATTENTION, "attention")                                                                                \
     X(CROSS_ENTROPY, "cross_entropy")                                                                        \
     X(ROUTER, "router")                                                                                      \

@@ -86,6 +86,25 @@ extern GPU_LADDER(rope_fwd);
 /* dx = [da c + db s | db c - da s | rest]; dx may be dy; as rope_fwd else. */
 extern GPU_LADDER(rope_bwd);
 
+/* --- kv_down_split.cu, mla_rope.cu; N = qk_head_dim, V = v_head_dim, 2h = columns that turn ------------------- */
+/* kv_combined [T,C+R] -> kv_compressed [T,C], k_pos_emb [T,R]; copies.  Refused: kv_lora_rank and qk_pos_emb_head_dim that are not C and R. */
+extern GPU_LADDER(kv_down_split_fwd);
+/* The inverse. */
+extern GPU_LADDER(kv_down_split_bwd);
+/* Of the last 2h columns x of a head, pairs (x[2j], x[2j+1]) become y[j] = x[2j] c_j - x[2j+1] s_j, y[h+j] = x[2j+1] c_j + x[2j] s_j; the rest
+ * passes      y, q [T,A,D]  cos, sin F32 [P,h]  position I64 [T]
+ * Outputs of these four are memory of their own.  A position outside the table is a violated precondition (not checked).  Refused: an
+ * output that begins where an input or another output does; 2h above D. */
+extern GPU_LADDER(mla_rope_q_fwd);
+/* dx[2j] = dy[j] c_j + dy[h+j] s_j, dx[2j+1] = dy[h+j] c_j - dy[j] s_j; as mla_rope_q_fwd else. */
+extern GPU_LADDER(mla_rope_q_bwd);
+/* k = [first N columns of kv's head | k_pos_emb turned, the same for every head], v = the last V      kv [T,A,N+V]  k_pos_emb [T,2h]
+ * k [T,A,N+2h]  v [T,A,V] */
+extern GPU_LADDER(mla_rope_kv_fwd);
+/* dkv = [first N columns of dk's head | dv], dk_pos_emb = the transposed turn of the sum over the heads of dk's last 2h columns      dkv
+ * [T,A,N+V]  dk_pos_emb [T,2h]  dk [T,A,N+2h]  dv [T,A,V].  Heads are added in F32, in order; one rounding at the end. */
+extern GPU_LADDER(mla_rope_kv_bwd);
+
 /* --- attention.cu, attention_bwd.cu ------------------------------------------------------------------------- */
 /* S_j = scale sum_d q k_j over the keys j that query t sees, lse = log sum_j exp S_j, o = sum_j exp(S_j - lse) v_j
  *   q [Tq,A,D]  k [Tk,G,D]  v [Tk,G,Dv]  o [Tq,A,Dv]  lse F32 [Tq,A]  positions I64
@@ -272,7 +291,7 @@ extern GPU_LADDER(adamw);
 #define GPU_OPERATIONS(X) \
     X(linear_fwd) X(linear_bwd_input) X(linear_bwd_weight) X(linear_bwd_bias) \
     X(grouped_linear_fwd) X(grouped_linear_bwd_input) X(grouped_linear_bwd_weight) \
-    X(rmsnorm_fwd) X(add_rmsnorm_fwd) X(rmsnorm_bwd) X(rmsnorm_bwd_add) X(rmsnorm_sumsq) X(rmsnorm_apply) X(rmsnorm_bwd_dot) X(rmsnorm_bwd_apply) X(rope_table) X(rope_fwd) X(rope_bwd) X(attention_fwd) \
+    X(rmsnorm_fwd) X(add_rmsnorm_fwd) X(rmsnorm_bwd) X(rmsnorm_bwd_add) X(rmsnorm_sumsq) X(rmsnorm_apply) X(rmsnorm_bwd_dot) X(rmsnorm_bwd_apply) X(rope_table) X(rope_fwd) X(rope_bwd) X(kv_down_split_fwd) X(kv_down_split_bwd) X(mla_rope_q_fwd) X(mla_rope_q_bwd) X(mla_rope_kv_fwd) X(mla_rope_kv_bwd) X(attention_fwd) \
     X(attention_bwd) X(qkv_split_fwd) X(qkv_split_bwd) X(qkv_rope_fwd) X(qkv_norm_rope_fwd) X(qkv_rope_bwd) X(qkv_norm_rope_bwd) X(attention_merge) X(pack_heads) X(unpack_heads) X(add) X(clamp_fwd) X(clamp_bwd) X(dropout_fwd) X(dropout_bwd) \
     X(swiglu_fwd) X(swiglu_bwd) X(sigmoid_gate_fwd) X(sigmoid_gate_bwd) X(cast) X(slice_rows) \
     X(embedding_fwd) X(embedding_bwd) X(sum) X(router_fwd) X(router_bwd) X(router_aux_fwd) X(router_balanced_fwd) X(router_balanced_seq_fwd) \

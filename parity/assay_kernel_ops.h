@@ -223,6 +223,76 @@ enum {
     ASSAY_KERNEL_SLOT_ROPE_BWD_DX = 4,
 };
 
+/* | `kv_down_split_fwd` | kv_combined act [T,C+R] | | kv_compressed act [T,C], k_pos_emb act [T,R] | kv_lora_rank (C), qk_pos_emb_head_dim (R) |
+   sums: none */
+enum {
+    ASSAY_KERNEL_SLOT_KV_DOWN_SPLIT_FWD_KV_COMBINED = 0,
+    ASSAY_KERNEL_SLOT_KV_DOWN_SPLIT_FWD_KV_COMPRESSED = 1,
+    ASSAY_KERNEL_SLOT_KV_DOWN_SPLIT_FWD_K_POS_EMB = 2,
+    ASSAY_KERNEL_ATTR_KV_DOWN_SPLIT_FWD_KV_LORA_RANK = 0,
+    ASSAY_KERNEL_ATTR_KV_DOWN_SPLIT_FWD_QK_POS_EMB_HEAD_DIM = 1,
+};
+
+/* | `kv_down_split_bwd` | dkv_compressed act [T,C], dk_pos_emb act [T,R] | | dkv_combined act [T,C+R] | kv_lora_rank (C), qk_pos_emb_head_dim (R) |
+   sums: none */
+enum {
+    ASSAY_KERNEL_SLOT_KV_DOWN_SPLIT_BWD_DKV_COMPRESSED = 0,
+    ASSAY_KERNEL_SLOT_KV_DOWN_SPLIT_BWD_DK_POS_EMB = 1,
+    ASSAY_KERNEL_SLOT_KV_DOWN_SPLIT_BWD_DKV_COMBINED = 2,
+    ASSAY_KERNEL_ATTR_KV_DOWN_SPLIT_BWD_KV_LORA_RANK = 0,
+    ASSAY_KERNEL_ATTR_KV_DOWN_SPLIT_BWD_QK_POS_EMB_HEAD_DIM = 1,
+};
+
+/* | `mla_rope_q_fwd` | q act [T,A,D], cos F32 [P,h], sin F32 [P,h], position I64 [T] | | y act [T,A,D] | |
+   sums: none */
+enum {
+    ASSAY_KERNEL_SLOT_MLA_ROPE_Q_FWD_Q = 0,
+    ASSAY_KERNEL_SLOT_MLA_ROPE_Q_FWD_COS = 1,
+    ASSAY_KERNEL_SLOT_MLA_ROPE_Q_FWD_SIN = 2,
+    ASSAY_KERNEL_SLOT_MLA_ROPE_Q_FWD_POSITION = 3,
+    ASSAY_KERNEL_SLOT_MLA_ROPE_Q_FWD_Y = 4,
+};
+
+/* | `mla_rope_q_bwd` | dy act [T,A,D], cos F32 [P,h], sin F32 [P,h], position I64 [T] | | dx act [T,A,D] | |
+   sums: none */
+enum {
+    ASSAY_KERNEL_SLOT_MLA_ROPE_Q_BWD_DY = 0,
+    ASSAY_KERNEL_SLOT_MLA_ROPE_Q_BWD_COS = 1,
+    ASSAY_KERNEL_SLOT_MLA_ROPE_Q_BWD_SIN = 2,
+    ASSAY_KERNEL_SLOT_MLA_ROPE_Q_BWD_POSITION = 3,
+    ASSAY_KERNEL_SLOT_MLA_ROPE_Q_BWD_DX = 4,
+};
+
+/* | `mla_rope_kv_fwd` | kv act [T,A,N+V], k_pos_emb act [T,2*h], cos F32 [P,h], sin F32 [P,h], position I64 [T] | | k act [T,A,N+2*h], v act [T,A,V] | heads (A), qk_head_dim (N), v_head_dim (V) |
+   sums: none */
+enum {
+    ASSAY_KERNEL_SLOT_MLA_ROPE_KV_FWD_KV = 0,
+    ASSAY_KERNEL_SLOT_MLA_ROPE_KV_FWD_K_POS_EMB = 1,
+    ASSAY_KERNEL_SLOT_MLA_ROPE_KV_FWD_COS = 2,
+    ASSAY_KERNEL_SLOT_MLA_ROPE_KV_FWD_SIN = 3,
+    ASSAY_KERNEL_SLOT_MLA_ROPE_KV_FWD_POSITION = 4,
+    ASSAY_KERNEL_SLOT_MLA_ROPE_KV_FWD_K = 5,
+    ASSAY_KERNEL_SLOT_MLA_ROPE_KV_FWD_V = 6,
+    ASSAY_KERNEL_ATTR_MLA_ROPE_KV_FWD_HEADS = 0,
+    ASSAY_KERNEL_ATTR_MLA_ROPE_KV_FWD_QK_HEAD_DIM = 1,
+    ASSAY_KERNEL_ATTR_MLA_ROPE_KV_FWD_V_HEAD_DIM = 2,
+};
+
+/* | `mla_rope_kv_bwd` | cos F32 [P,h], sin F32 [P,h], position I64 [T], dk act [T,A,N+2*h], dv act [T,A,V] | | dkv act [T,A,N+V], dk_pos_emb act [T,2*h] | heads (A), qk_head_dim (N), v_head_dim (V) |
+   sums: dk_pos_emb: A */
+enum {
+    ASSAY_KERNEL_SLOT_MLA_ROPE_KV_BWD_COS = 0,
+    ASSAY_KERNEL_SLOT_MLA_ROPE_KV_BWD_SIN = 1,
+    ASSAY_KERNEL_SLOT_MLA_ROPE_KV_BWD_POSITION = 2,
+    ASSAY_KERNEL_SLOT_MLA_ROPE_KV_BWD_DK = 3,
+    ASSAY_KERNEL_SLOT_MLA_ROPE_KV_BWD_DV = 4,
+    ASSAY_KERNEL_SLOT_MLA_ROPE_KV_BWD_DKV = 5,
+    ASSAY_KERNEL_SLOT_MLA_ROPE_KV_BWD_DK_POS_EMB = 6,
+    ASSAY_KERNEL_ATTR_MLA_ROPE_KV_BWD_HEADS = 0,
+    ASSAY_KERNEL_ATTR_MLA_ROPE_KV_BWD_QK_HEAD_DIM = 1,
+    ASSAY_KERNEL_ATTR_MLA_ROPE_KV_BWD_V_HEAD_DIM = 2,
+};
+
 /* | `attention_fwd` | q act [Tq,A,D], k act [Tk,G,D], v act [Tk,G,Dv], q_position I64 [Tq], k_position I64 [Tk], first_key? I64 [Tq] | | o act [Tq,A,Dv], lse F32 [Tq,A] | batch (B), seq_q (Sq), seq_k (Sk), heads (A), groups (G), head_dim (D), head_dim_v (Dv) = head_dim, scale, window = 0, p_dtype = F32, dropout_p = 0, seed = 0, stream = 0, draw = 0, first_row = 0, all_rows = batch, first_head = 0, all_heads = heads, all_keys = seq_k |
    sums: o: D,Tk; lse: D,Tk */
 enum {

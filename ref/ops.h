@@ -70,6 +70,27 @@ void ref_rope_fwd(double *y, const double *x, const double *cos_table, const dou
 void ref_rope_bwd(double *dx, const double *dy, const double *cos_table, const double *sin_table,
                   const int64_t *position, int64_t rotary_dim, int64_t t, int64_t heads, int64_t d);
 
+/* --- mla.c; t tokens, position [T], cos, sin [P,rotary/2], rotary even ----------------------------------------- */
+/* kv_compressed [T,latent] =   k_pos_emb [T,pos] = pieces of kv_combined [T,latent+pos]; and back */
+void ref_kv_down_split_fwd(double *kv_compressed, double *k_pos_emb, const double *kv_combined, int64_t t,
+                           int64_t latent, int64_t pos);
+void ref_kv_down_split_bwd(double *dkv_combined, const double *dkv_compressed, const double *dk_pos_emb,
+                           int64_t t, int64_t latent, int64_t pos);
+/* y [T,heads,dim] = q with the last `rotary` columns of a head turned: pairs (2j, 2j+1) go to columns j, rotary/2 + j */
+void ref_mla_rope_q_fwd(double *y, const double *q, const double *cos_table, const double *sin_table,
+                        const int64_t *position, int64_t rotary, int64_t t, int64_t heads, int64_t dim);
+/* dx = transposed turn of dy */
+void ref_mla_rope_q_bwd(double *dx, const double *dy, const double *cos_table, const double *sin_table,
+                        const int64_t *position, int64_t rotary, int64_t t, int64_t heads, int64_t dim);
+/* k [T,heads,nope+rotary] =   v [T,heads,value] =   kv [T,heads,nope+value]   k_pos_emb [T,rotary], one for all heads */
+void ref_mla_rope_kv_fwd(double *k, double *v, const double *kv, const double *k_pos_emb,
+                         const double *cos_table, const double *sin_table, const int64_t *position,
+                         int64_t rotary, int64_t t, int64_t heads, int64_t nope, int64_t value);
+/* dkv =   dk_pos_emb = transposed turn of the heads' sum   dk [T,heads,nope+rotary]   dv [T,heads,value] */
+void ref_mla_rope_kv_bwd(double *dkv, double *dk_pos_emb, const double *dk, const double *dv,
+                         const double *cos_table, const double *sin_table, const int64_t *position,
+                         int64_t rotary, int64_t t, int64_t heads, int64_t nope, int64_t value);
+
 /* --- dropout.c ---------------------------------------------------------------------------------------------- */
 typedef struct ref_dropout {
     double p;                   /* 0 <= p < 1: the share that becomes 0 */

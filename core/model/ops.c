@@ -57,6 +57,16 @@ enum { SIZE_MAX_ATTR = 1 << 30 };
     {                                                                                                        \
         INT("head_dim"), SIZE(0), .symbol = "D"                                                              \
     }
+#define LATENT_ATTRS                                                                                         \
+    {INT("kv_lora_rank"), SIZE(0), .symbol = "C"},                                                           \
+    {                                                                                                        \
+        INT("qk_pos_emb_head_dim"), SIZE(0), .symbol = "R"                                                   \
+    }
+#define MLA_ATTRS                                                                                            \
+    {INT("heads"), SIZE(1), .symbol = "A"}, {INT("qk_head_dim"), SIZE(0), .symbol = "N"},                    \
+    {                                                                                                        \
+        INT("v_head_dim"), SIZE(0), .symbol = "V"                                                            \
+    }
 #define PACK_ATTRS                                                                                           \
     {INT("heads"), SIZE(1), .symbol = "A"}, {INT("head_dim"), SIZE(0), .symbol = "D"},                       \
     {                                                                                                        \
@@ -252,6 +262,47 @@ static const assay_op table[] = {
                {IN("sin", F32, "P,h")},
                {IN("position", I64, "T"), .below = "P"},
                {OUT("dx", ACT, "T,A,D")}}},
+    {"kv_down_split_fwd", "elementwise", .sums = "", .flops = "0",
+     .slots = {{IN("kv_combined", ACT, "T,C+R")},
+               {OUT("kv_compressed", ACT, "T,C")},
+               {OUT("k_pos_emb", ACT, "T,R")}},
+     .attrs = {LATENT_ATTRS}},
+    {"kv_down_split_bwd", "elementwise", .sums = "", .flops = "0",
+     .slots = {{IN("dkv_compressed", ACT, "T,C")},
+               {IN("dk_pos_emb", ACT, "T,R")},
+               {OUT("dkv_combined", ACT, "T,C+R")}},
+     .attrs = {LATENT_ATTRS}},
+    {"mla_rope_q_fwd", "mla_rope", .sums = "", .flops = "6*T*A*h",
+     .slots = {{IN("q", ACT, "T,A,D")},
+               {IN("cos", F32, "P,h")},
+               {IN("sin", F32, "P,h")},
+               {IN("position", I64, "T"), .below = "P"},
+               {OUT("y", ACT, "T,A,D")}}},
+    {"mla_rope_q_bwd", "mla_rope", .sums = "", .flops = "6*T*A*h",
+     .slots = {{IN("dy", ACT, "T,A,D")},
+               {IN("cos", F32, "P,h")},
+               {IN("sin", F32, "P,h")},
+               {IN("position", I64, "T"), .below = "P"},
+               {OUT("dx", ACT, "T,A,D")}}},
+    {"mla_rope_kv_fwd", "mla_rope", .sums = "", .flops = "6*T*h",
+     .slots = {{IN("kv", ACT, "T,A,N+V")},
+               {IN("k_pos_emb", ACT, "T,2*h")},
+               {IN("cos", F32, "P,h")},
+               {IN("sin", F32, "P,h")},
+               {IN("position", I64, "T"), .below = "P"},
+               {OUT("k", ACT, "T,A,N+2*h")},
+               {OUT("v", ACT, "T,A,V")}},
+     .attrs = {MLA_ATTRS}},
+    /* cos first: it says how much of a head has turned */
+    {"mla_rope_kv_bwd", "mla_rope", .sums = "dk_pos_emb: A", .flops = "6*T*h+2*T*A*h",
+     .slots = {{IN("cos", F32, "P,h")},
+               {IN("sin", F32, "P,h")},
+               {IN("position", I64, "T"), .below = "P"},
+               {IN("dk", ACT, "T,A,N+2*h")},
+               {IN("dv", ACT, "T,A,V")},
+               {OUT("dkv", ACT, "T,A,N+V")},
+               {OUT("dk_pos_emb", ACT, "T,2*h")}},
+     .attrs = {MLA_ATTRS}},
     /* --- 5. attention --- */
     {"attention_fwd", "attention", .sums = "o: D,Tk; lse: D,Tk", .flops = "2*(D+Dv)*A*pairs",
      .model_flops = "2*(D+Dv)*A*pairs", .where = "Tq=B*Sq;Tk=B*Sk",

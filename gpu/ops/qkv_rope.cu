@@ -313,7 +313,7 @@ static assay_status qkv_rope(const gpu_work *w, bool norm)
         ASSAY_CHECK(eps >= 0.0, ASSAY_INVALID_ARGUMENT,
                     "%s: eps: expected a number that is not negative, found %g", op, eps);
     }
-    ASSAY_TRY(qkv_check_apart(o));
+    ASSAY_TRY(rope_check_apart(o));
     if (gpu_tensor_count(qkv) > 0)
         GPU_LAUNCHED(GPU_BY_ACT(qkv.dtype, launch, w, norm), op);
     return ASSAY_OK;

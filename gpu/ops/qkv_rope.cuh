@@ -105,19 +105,6 @@ template <class T> struct qkv_pairs {
     }
 };
 
-/* Outputs are memory of their own: a head is read behind the stores of others. */
-static inline assay_status qkv_check_apart(const gpu_operands *o)
-{
-    for (int i = 0; i < assay_op_n_slots(o->op); ++i) {
-        const assay_op_slot *row = &o->op->slots[i];
-        for (int k = 0; k < i && row->role != ASSAY_SLOT_IN && gpu_tensor_bytes(o->slot[i]) > 0; ++k)
-            ASSAY_CHECK(gpu_tensor_bytes(o->slot[k]) == 0 || o->slot[k].data != o->slot[i].data,
-                        ASSAY_INVALID_ARGUMENT, "%s: %s: expected memory of its own, found that of %s",
-                        o->op->name, row->name, o->op->slots[k].name);
-    }
-    return ASSAY_OK;
-}
-
 typedef struct qkv_sizes {
     int64_t tokens, heads, groups, d;
     assay_dtype act;

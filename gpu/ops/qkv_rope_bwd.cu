@@ -300,7 +300,7 @@ static assay_status back(const gpu_work *w, bool norm)
         ASSAY_TRY(qkv_check_norm(o, &s));
         ASSAY_TRY(check_dgamma(o, s.d));
     }
-    ASSAY_TRY(qkv_check_apart(o));
+    ASSAY_TRY(rope_check_apart(o));
     if (norm && w->variant > 0)
         ASSAY_TRY(gpu_check_workspace(o->op->name, w->ctx, partial_bytes(w->ctx, o)));
     if (gpu_tensor_count(gpu_operand(o, "dqkv")) > 0)
