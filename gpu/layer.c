@@ -8,6 +8,7 @@
 
 const gpu_layer_kind *const gpu_mixers[ASSAY_MIXER_COUNT] = {
     [ASSAY_MIXER_ATTENTION] = &gpu_self_attention,
+    [ASSAY_MIXER_MLA] = &gpu_mla,
 };
 const gpu_layer_kind *const gpu_mlps[ASSAY_MLP_COUNT] = {
     [ASSAY_MLP_DENSE] = &gpu_dense,

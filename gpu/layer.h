@@ -56,6 +56,7 @@ extern const gpu_layer_kind *const gpu_mlps[ASSAY_MLP_COUNT];
 
 /* --- the kinds ---------------------------------------------------------------------------------------------- */
 extern const gpu_layer_kind gpu_self_attention; /* attention.c */
+extern const gpu_layer_kind gpu_mla;            /* mla.c */
 extern const gpu_layer_kind gpu_dense;          /* mlp.c */
 extern const gpu_layer_kind gpu_moe;            /* moe.c */
 

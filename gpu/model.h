@@ -61,6 +61,12 @@ typedef struct gpu_attention_params {
     gpu_param *linear_qkv, *linear_qkv_bias, *q_layernorm, *k_layernorm, *linear_proj, *linear_proj_bias;
 } gpu_attention_params;
 
+/* linear_q_proj, or where q is compressed q_down, q_layernorm and q_up */
+typedef struct gpu_mla_params {
+    gpu_param *linear_q_proj, *linear_q_down_proj, *q_layernorm, *linear_q_up_proj;
+    gpu_param *linear_kv_down_proj, *kv_layernorm, *linear_kv_up_proj, *linear_proj;
+} gpu_mla_params;
+
 typedef struct gpu_mlp_params {
     gpu_param *linear_fc1, *linear_fc1_bias, *linear_fc2, *linear_fc2_bias;
 } gpu_mlp_params;
@@ -81,6 +87,7 @@ typedef struct gpu_layer {
     gpu_param_unit unit; /* all that follow */
     gpu_param *input_layernorm, *pre_mlp_layernorm;
     gpu_attention_params attention;
+    gpu_mla_params mla;
     gpu_mlp_params dense;
     gpu_moe_params moe;
     int64_t *
@@ -107,6 +114,14 @@ typedef struct gpu_attention_acts {
         proj; /* name and dimensions only; q_norm and k_norm, too, without clip_qkv; k and v
                                         with cp */
 } gpu_attention_acts;
+
+/* Beside gpu_attention_acts, which has heads behind their rotation and all that follows. */
+typedef struct gpu_mla_acts {
+    gpu_value q_compressed, q_rstd, q_normed; /* where q is compressed; else q_normed is the layer's input */
+    gpu_value kv_compressed, kv_rstd, kv_normed;
+    gpu_value q_whole, kv_whole;                          /* what the expanding linears read */
+    gpu_value q, kv_combined, k_pos_emb, k_pos_whole, kv; /* name and dimensions only */
+} gpu_mla_acts;
 
 typedef struct gpu_mlp_acts {
     gpu_value whole, fc1, act, fc2; /* whole: what linear_fc1 reads; fc2: name and dimensions only */
@@ -153,6 +168,7 @@ typedef struct gpu_layer_acts {
     gpu_acts_mark mark;
     gpu_value input_norm, input_rstd; /* entering the mixer */
     gpu_attention_acts attention;
+    gpu_mla_acts mla;
     gpu_value hidden;         /* after the mixer's residual */
     gpu_value norm, rstd;     /* entering the MLP */
     gpu_value mixed, mlp_out; /* what mixer and MLP add, before dropout: name and dimensions only */

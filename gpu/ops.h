@@ -92,17 +92,17 @@ extern GPU_LADDER(kv_down_split_fwd);
 /* The inverse. */
 extern GPU_LADDER(kv_down_split_bwd);
 /* Of the last 2h columns x of a head, pairs (x[2j], x[2j+1]) become y[j] = x[2j] c_j - x[2j+1] s_j, y[h+j] = x[2j+1] c_j + x[2j] s_j; the rest
- * passes      y, q [T,A,D]  cos, sin F32 [P,h]  position I64 [T]
+ * passes      y [T,A,D]  q [T,A D]  cos, sin F32 [P,h]  position I64 [T]
  * Outputs of these four are memory of their own.  A position outside the table is a violated precondition (not checked).  Refused: an
  * output that begins where an input or another output does; 2h above D. */
 extern GPU_LADDER(mla_rope_q_fwd);
 /* dx[2j] = dy[j] c_j + dy[h+j] s_j, dx[2j+1] = dy[h+j] c_j - dy[j] s_j; as mla_rope_q_fwd else. */
 extern GPU_LADDER(mla_rope_q_bwd);
-/* k = [first N columns of kv's head | k_pos_emb turned, the same for every head], v = the last V      kv [T,A,N+V]  k_pos_emb [T,2h]
+/* k = [first N columns of kv's head | k_pos_emb turned, the same for every head], v = the last V      kv [T,A (N+V)]  k_pos_emb [T,2h]
  * k [T,A,N+2h]  v [T,A,V] */
 extern GPU_LADDER(mla_rope_kv_fwd);
 /* dkv = [first N columns of dk's head | dv], dk_pos_emb = the transposed turn of the sum over the heads of dk's last 2h columns      dkv
- * [T,A,N+V]  dk_pos_emb [T,2h]  dk [T,A,N+2h]  dv [T,A,V].  Heads are added in F32, in order; one rounding at the end. */
+ * [T,A (N+V)]  dk_pos_emb [T,2h]  dk [T,A,N+2h]  dv [T,A,V].  Heads are added in F32, in order; one rounding at the end. */
 extern GPU_LADDER(mla_rope_kv_bwd);
 
 /* --- attention.cu, attention_bwd.cu ------------------------------------------------------------------------- */

@@ -106,7 +106,7 @@ static ref_attention_desc describe(const ref_pass *p, int64_t heads, int64_t gro
         .heads = heads,
         .groups = groups,
         .head_dim = head_dim(p),
-        .head_dim_v = head_dim(p),
+        .head_dim_v = assay_config_value_dim(e->config),
         .scale = 1.0 / sqrt((double)head_dim(p)),
         .window = e->config->window[p->layer],
         .q_position = q_position->x,
@@ -124,7 +124,7 @@ assay_status ref_ranks_attention(ref_pass *p, ref_tensor *o, ref_tensor *lse, co
     EACH_RANK(p, r)
     {
         const ref_attention_desc d = describe(p, q->heads, k->heads, r, seen);
-        ASSAY_TRY(ref_piece_new(&p->arena, &o->at[r], q->at[r].rows, q->at[r].cols));
+        ASSAY_TRY(ref_piece_new(&p->arena, &o->at[r], q->at[r].rows, q->heads * d.head_dim_v));
         ASSAY_TRY(ref_piece_new(&p->arena, &lse->at[r], q->at[r].rows, q->heads));
         ref_fast_attention_fwd(o->at[r].x, lse->at[r].x, q->at[r].x, k->at[r].x, v->at[r].x, &d);
     }

@@ -47,6 +47,12 @@ typedef struct ref_attention_params {
     int64_t linear_qkv, linear_qkv_bias, q_layernorm, k_layernorm, linear_proj, linear_proj_bias;
 } ref_attention_params;
 
+/* linear_q_proj, or where q is compressed q_down, q_layernorm and q_up */
+typedef struct ref_mla_params {
+    int64_t linear_q_proj, linear_q_down_proj, q_layernorm, linear_q_up_proj;
+    int64_t linear_kv_down_proj, kv_layernorm, linear_kv_up_proj, linear_proj;
+} ref_mla_params;
+
 typedef struct ref_mlp_params {
     int64_t linear_fc1, linear_fc1_bias, linear_fc2, linear_fc2_bias;
 } ref_mlp_params;
@@ -61,6 +67,7 @@ typedef struct ref_layer {
     const struct ref_layer_kind *mixer, *mlp; /* which kinds it is made of */
     int64_t input_layernorm, pre_mlp_layernorm;
     ref_attention_params attention;
+    ref_mla_params mla;
     ref_mlp_params dense;
     ref_moe_params moe;
 } ref_layer;

@@ -7,6 +7,7 @@
 
 const ref_layer_kind *const ref_mixers[ASSAY_MIXER_COUNT] = {
     [ASSAY_MIXER_ATTENTION] = &ref_self_attention,
+    [ASSAY_MIXER_MLA] = &ref_mla,
 };
 const ref_layer_kind *const ref_mlps[ASSAY_MLP_COUNT] = {
     [ASSAY_MLP_DENSE] = &ref_dense,

@@ -15,6 +15,15 @@ typedef struct ref_attention_acts {
     ref_tensor o;
 } ref_attention_acts;
 
+typedef struct ref_mla_acts {
+    ref_tensor x;
+    ref_tensor q_compressed, q_normed, q_rstd; /* where q is compressed */
+    ref_tensor q_whole, q, q_rotated;          /* whole: what the expanding linear reads */
+    ref_tensor kv_combined, kv_compressed, k_pos_emb, kv_normed, kv_rstd, kv_whole, k_pos_whole, kv, k, v;
+    ref_context_acts context;
+    ref_tensor o;
+} ref_mla_acts;
+
 /* Dense MLP or shared expert: x -> fc2(swiglu(fc1(whole))) */
 typedef struct ref_mlp_acts {
     ref_tensor whole, fc1, activated;
@@ -48,6 +57,7 @@ typedef struct ref_layer_acts {
     ref_tensor hidden, normed, rstd;            /* entering the MLP's branch */
     ref_tensor mixed, mlp_out;                  /* what they add, before dropout: names */
     ref_attention_acts attention;
+    ref_mla_acts mla;
     ref_mlp_acts mlp;
     ref_moe_acts moe;
 } ref_layer_acts;
@@ -81,6 +91,7 @@ extern const ref_layer_kind *const ref_mlps[ASSAY_MLP_COUNT];
 
 /* The kinds. */
 extern const ref_layer_kind ref_self_attention; /* attention.c */
+extern const ref_layer_kind ref_mla;            /* mla.c */
 extern const ref_layer_kind ref_dense;          /* mlp.c */
 extern const ref_layer_kind ref_moe;            /* moe.c */
 

@@ -145,6 +145,12 @@ assay_status ref_ranks_linear_bwd(ref_pass *p, ref_tensor *dx, const ref_tensor 
 assay_status ref_ranks_rmsnorm(ref_pass *p, ref_tensor *y, ref_tensor *rstd, const ref_tensor *x,
                                int64_t gamma, const char *instance)
 {
+    return ref_ranks_rmsnorm_of(p, y, rstd, x, gamma, p->e->config->layernorm_epsilon, instance);
+}
+
+assay_status ref_ranks_rmsnorm_of(ref_pass *p, ref_tensor *y, ref_tensor *rstd, const ref_tensor *x,
+                                  int64_t gamma, double eps, const char *instance)
+{
     ASSAY_TRY(ref_new(p, y, instance, "y"));
     ASSAY_TRY(ref_new(p, rstd, instance, "rstd"));
     y->heads = x->heads;
@@ -154,8 +160,7 @@ assay_status ref_ranks_rmsnorm(ref_pass *p, ref_tensor *y, ref_tensor *rstd, con
         const int64_t rows = x->at[r].rows, cols = x->at[r].cols, h = w->count;
         ASSAY_TRY(ref_piece_new(&p->arena, &y->at[r], rows, cols));
         ASSAY_TRY(ref_piece_new(&p->arena, &rstd->at[r], rows, cols / h));
-        ref_rmsnorm_fwd(y->at[r].x, rstd->at[r].x, x->at[r].x, w->weight, p->e->config->layernorm_epsilon,
-                        rows * (cols / h), h);
+        ref_rmsnorm_fwd(y->at[r].x, rstd->at[r].x, x->at[r].x, w->weight, eps, rows * (cols / h), h);
     }
     ASSAY_TRY(ref_store(p, rstd, REF_STORE_STATISTIC));
     return ref_store(p, y, REF_STORE_ACT);

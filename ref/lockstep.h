@@ -33,6 +33,9 @@ assay_status ref_ranks_linear_bwd(ref_pass *p, ref_tensor *dx, const ref_tensor 
 /* gamma [h]: columns of x are groups of h, each normalised by itself (q/k norms) */
 assay_status ref_ranks_rmsnorm(ref_pass *p, ref_tensor *y, ref_tensor *rstd, const ref_tensor *x,
                                int64_t gamma, const char *instance);
+/* The same with an eps of its own. */
+assay_status ref_ranks_rmsnorm_of(ref_pass *p, ref_tensor *y, ref_tensor *rstd, const ref_tensor *x,
+                                  int64_t gamma, double eps, const char *instance);
 assay_status ref_ranks_rmsnorm_bwd(ref_pass *p, ref_tensor *dx, const ref_tensor *dy, const ref_tensor *x,
                                    const ref_tensor *rstd, int64_t gamma, const char *instance);
 assay_status ref_ranks_add(ref_pass *p, ref_tensor *y, const ref_tensor *a, const ref_tensor *b,

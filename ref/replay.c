@@ -7,9 +7,9 @@
 
 static const replay_row *find_op(const char *op)
 {
-    const replay_row *const tables[] = {replay_dense_table,  replay_norm_table, replay_attention_table,
-                                        replay_qkv_table,    replay_moe_table,  replay_loss_table,
-                                        replay_foreign_table};
+    const replay_row *const tables[] = {replay_dense_table, replay_norm_table,   replay_attention_table,
+                                        replay_qkv_table,   replay_mla_table,    replay_moe_table,
+                                        replay_loss_table,  replay_foreign_table};
     for (size_t t = 0; t < sizeof tables / sizeof tables[0]; t++)
         for (const replay_row *row = tables[t]; row->op; row++)
             if (strcmp(row->op, op) == 0)

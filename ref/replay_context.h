@@ -64,6 +64,6 @@ typedef struct replay_row {
 } replay_row;
 /* Tables that end with a NULL op, one for each file replay_*.c. */
 extern const replay_row replay_dense_table[], replay_norm_table[], replay_attention_table[],
-    replay_qkv_table[], replay_moe_table[], replay_loss_table[], replay_foreign_table[];
+    replay_qkv_table[], replay_mla_table[], replay_moe_table[], replay_loss_table[], replay_foreign_table[];
 
 #endif

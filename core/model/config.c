@@ -309,6 +309,7 @@ assay_status assay_config_check(const assay_model_config *c, const char *what)
     ASSAY_TRY(check_real(c, what, "init_method_std", c->init_method_std, 0.0, 1e3));
     ASSAY_TRY(check_real(c, what, "init_constant_std", c->init_constant_std, 0.0, 1e3));
     ASSAY_TRY(check_attention(c, what));
+    ASSAY_TRY(assay_config_check_mla(c, what));
     ASSAY_TRY(check_rope(c, what));
     ASSAY_TRY(check_moe(c, what));
     return ASSAY_OK;

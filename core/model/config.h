@@ -1,7 +1,7 @@
 /* Model configuration: what a Hugging Face config.json says, in Megatron-LM's words.
  *
- * Accepted architectures: llama, qwen2, qwen3, qwen3_moe, mixtral, mistral, qwen2_moe, seed_oss, olmoe (Hugging Face spelling, `rope_scaling` and
- * `rope_parameters`), and `megatron`: the fields of assay_model_config themselves, for what none of these
+ * Accepted architectures: llama, qwen2, qwen3, qwen3_moe, mixtral, mistral, qwen2_moe, seed_oss, olmoe, deepseek_v3 (Hugging Face spelling,
+ * `rope_scaling` and `rope_parameters`), and `megatron`: the fields of assay_model_config themselves, for what none of these
  * Hugging Face classes has (sigmoid router, groups, expert bias), in their own words or in Megatron-LM's
  * (docs/MEGATRON.md).  An unknown architecture,
  * activation or rope type is an error that names it.  Contradictory or absurd fields are errors (head counts,
@@ -23,6 +23,7 @@ typedef enum {
     ASSAY_ARCH_QWEN2_MOE,
     ASSAY_ARCH_SEED_OSS,
     ASSAY_ARCH_OLMOE,
+    ASSAY_ARCH_DEEPSEEK_V3,
     ASSAY_ARCH_MEGATRON,
     ASSAY_ARCH_COUNT
 } assay_arch;
@@ -32,8 +33,7 @@ typedef enum { ASSAY_SCORE_SOFTMAX, ASSAY_SCORE_SIGMOID } assay_score_function;
 /* A decoder layer is a mixer (tokens meet each other) and an MLP (each token by itself), each behind a norm and
  * inside a residual.  A new kind is a word here, its parameters in spec_<kind>.c, and one file of its own in each
  * engine. */
-/* MLA: multi-latent attention (DeepSeek-V3).  Its parameters and shapes are known, for a dry run (docs/LAYOUTS.md 9); no reader
- * makes one and no engine computes it. */
+/* MLA: multi-latent attention (DeepSeek-V3). */
 typedef enum { ASSAY_MIXER_ATTENTION, ASSAY_MIXER_MLA, ASSAY_MIXER_COUNT } assay_mixer_kind;
 typedef enum { ASSAY_MLP_DENSE, ASSAY_MLP_MOE, ASSAY_MLP_COUNT } assay_mlp_kind;
 
@@ -132,6 +132,8 @@ typedef struct assay_model_config {
     /* MLA layers, Megatron-LM's words: widths of the compressed q (0: q is not compressed) and kv; of a head: without
      * position, with position (shared by the heads of k), of v */
     int64_t q_lora_rank, kv_lora_rank, qk_head_dim, qk_pos_emb_head_dim, v_head_dim;
+    double
+        mla_layernorm_epsilon; /* of the norms of what is compressed: Hugging Face's 1e-6 whatever rms_norm_eps says; Megatron-LM's layernorm_epsilon */
 
     /* mixture of experts */
     int64_t num_moe_experts; /* E; 0 = dense model */

@@ -6,7 +6,11 @@
 
 #define FIELD(member, hf, type, required)                                                                    \
     {                                                                                                        \
-#member, hf, ASSAY_FIELD_##type, offsetof(assay_model_config, member), required                      \
+#member, hf, ASSAY_FIELD_##type, offsetof(assay_model_config, member), required, false               \
+    }
+#define MLA_FIELD(member, hf, type)                                                                          \
+    {                                                                                                        \
+#member, hf, ASSAY_FIELD_##type, offsetof(assay_model_config, member), false, true                   \
     }
 static const assay_config_field fields[] = {
     FIELD(num_layers, "num_hidden_layers", I64, true),
@@ -34,21 +38,28 @@ static const assay_config_field fields[] = {
     FIELD(rope_low_freq_factor, "low_freq_factor", DOUBLE, false),
     FIELD(rope_high_freq_factor, "high_freq_factor", DOUBLE, false),
     FIELD(rope_original_max_position_embeddings, "original_max_position_embeddings", I64, false),
+    MLA_FIELD(q_lora_rank, NULL, I64),
+    MLA_FIELD(kv_lora_rank, NULL, I64),
+    MLA_FIELD(qk_head_dim, "qk_nope_head_dim", I64),
+    MLA_FIELD(qk_pos_emb_head_dim, "qk_rope_head_dim", I64),
+    MLA_FIELD(v_head_dim, NULL, I64),
+    MLA_FIELD(mla_layernorm_epsilon, NULL, DOUBLE),
     FIELD(num_moe_experts, "num_experts", I64, false),
     FIELD(moe_router_topk, "num_experts_per_tok", I64, false),
     FIELD(moe_ffn_hidden_size, "moe_intermediate_size", I64, false),
     FIELD(moe_router_score_function, NULL, SCORE, false),
     FIELD(moe_router_pre_softmax, NULL, BOOL, false),
     FIELD(norm_topk_prob, "norm_topk_prob", BOOL, false),
-    FIELD(moe_router_topk_scaling_factor, NULL, DOUBLE, false),
-    FIELD(moe_router_num_groups, NULL, I64, false),
-    FIELD(moe_router_group_topk, NULL, I64, false),
+    FIELD(moe_router_topk_scaling_factor, "routed_scaling_factor", DOUBLE, false),
+    FIELD(moe_router_num_groups, "n_group", I64, false),
+    FIELD(moe_router_group_topk, "topk_group", I64, false),
     FIELD(moe_router_enable_expert_bias, NULL, BOOL, false),
     FIELD(moe_shared_expert_intermediate_size, NULL, I64, false),
     FIELD(moe_shared_expert_gate, NULL, BOOL, false),
     {.name = NULL},
 };
 #undef FIELD
+#undef MLA_FIELD
 enum { N_FIELDS = sizeof fields / sizeof fields[0] - 1 };
 
 static const char *const rope_names[] = {
@@ -69,6 +80,8 @@ static const char *class_word(const assay_hf_class *class, const char *name)
     } words[] = {{"add_qkv_bias", class->qkv_bias.key},
                  {"add_proj_bias", class->proj_bias.key},
                  {"moe_ffn_hidden_size", class->moe.width},
+                 {"kv_channels", class->mla ? "qk_head_dim" : NULL},
+                 {"num_moe_experts", class->mla ? class->moe.count : NULL},
                  {"moe_shared_expert_intermediate_size", class->moe.shared_width}};
     for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
         if (strcmp(words[i].name, name) == 0)

@@ -1,142 +1,11 @@
-/* Hugging Face config.json: one row for each class, and one reader for all of them.
- * Source: the configuration classes of transformers 5.23; an absent field has the default of its class,
- * except that the sizes a model cannot do without must be there. */
+/* Hugging Face config.json: one reader for all classes (their rows: config_hf_class.c).
+ * An absent field has the default of its class, except that the sizes a model cannot do without must be there. */
 #include "core/model/config_internal.h"
 #include "core/model/quantization.h"
 
 #include <string.h>
 
 static const int64_t max_length = (int64_t)1 << 40;
-
-#define QWEN_EXPERTS .block = "mlp", .gate = "gate_proj", .up = "up_proj", .down = "down_proj"
-
-static const assay_hf_class classes[ASSAY_ARCH_COUNT] = {
-    [ASSAY_ARCH_LLAMA] = {.model_type = "llama",
-                          .class_name = "LlamaForCausalLM",
-                          .max_position_embeddings = 2048,
-                          .rms_norm_eps = 1e-6,
-                          .rope_theta = 1e4,
-                          .qkv_bias = {"attention_bias", false},
-                          .proj_bias = {"attention_bias", false},
-                          .mlp_bias = {"mlp_bias", false}},
-    [ASSAY_ARCH_QWEN2] = {.model_type = "qwen2",
-                          .class_name = "Qwen2ForCausalLM",
-                          .key_value_heads = 32,
-                          .max_position_embeddings = 32768,
-                          .rms_norm_eps = 1e-6,
-                          .rope_theta = 1e4,
-                          .qkv_bias = {NULL, true}, /* hard-coded: q, k, v have one, o has none */
-                          .sliding_window = 4096,
-                          .window = ASSAY_HF_WINDOW_LAST},
-    [ASSAY_ARCH_QWEN3] = {.model_type = "qwen3",
-                          .class_name = "Qwen3ForCausalLM",
-                          .key_value_heads = 32,
-                          .head_dim = 128,
-                          .max_position_embeddings = 32768,
-                          .rms_norm_eps = 1e-6,
-                          .rope_theta = 1e4,
-                          .qkv_bias = {"attention_bias", false},
-                          .proj_bias = {"attention_bias", false},
-                          .qk_layernorm = true,
-                          .sliding_window = 4096,
-                          .window = ASSAY_HF_WINDOW_LAST},
-    [ASSAY_ARCH_QWEN3_MOE] = {.model_type = "qwen3_moe",
-                              .class_name = "Qwen3MoeForCausalLM",
-                              .key_value_heads = 4,
-                              .max_position_embeddings = 32768,
-                              .rms_norm_eps = 1e-6,
-                              .rope_theta = 1e4,
-                              .qkv_bias = {"attention_bias", false},
-                              .proj_bias = {"attention_bias", false},
-                              .qk_layernorm = true,
-                              .sliding_window = 4096,
-                              .window = ASSAY_HF_WINDOW_FLAG,
-                              .moe = {.width = "moe_intermediate_size",
-                                      .per_token = 8,
-                                      .sparse_layers = true,
-                                      .norm_topk_prob = {"norm_topk_prob", false},
-                                      .count = "num_experts",
-                                      QWEN_EXPERTS}},
-    [ASSAY_ARCH_MIXTRAL] = {.model_type = "mixtral",
-                            .class_name = "MixtralForCausalLM",
-                            .key_value_heads = 8,
-                            .max_position_embeddings = 131072,
-                            .rms_norm_eps = 1e-5,
-                            .rope_theta = 1e6,
-                            .window = ASSAY_HF_WINDOW_EVERY,
-                            .moe = {.width = "intermediate_size",
-                                    .per_token = 2,
-                                    .norm_topk_prob = {NULL, true},
-                                    .count = "num_local_experts",
-                                    .block = "block_sparse_moe",
-                                    .gate = "w1",
-                                    .up = "w3",
-                                    .down = "w2"}},
-    [ASSAY_ARCH_MISTRAL] = {.model_type = "mistral",
-                            .class_name = "MistralForCausalLM",
-                            .key_value_heads = 8,
-                            .max_position_embeddings = 131072,
-                            .rms_norm_eps = 1e-6,
-                            .rope_theta = 1e4,
-                            .sliding_window = 4096,
-                            .window = ASSAY_HF_WINDOW_EVERY,
-                            .strict = true},
-    [ASSAY_ARCH_QWEN2_MOE] = {.model_type = "qwen2_moe",
-                              .class_name = "Qwen2MoeForCausalLM",
-                              .key_value_heads = 16,
-                              .max_position_embeddings = 32768,
-                              .rms_norm_eps = 1e-6,
-                              .rope_theta = 1e4,
-                              .qkv_bias = {"qkv_bias", true},
-                              .sliding_window = 4096,
-                              .window = ASSAY_HF_WINDOW_EVEN_FIRST,
-                              .not_null = {"num_key_value_heads", "head_dim"},
-                              .strict = true,
-                              .moe = {.width = "moe_intermediate_size",
-                                      .per_token = 4,
-                                      .sparse_layers = true,
-                                      .norm_topk_prob = {"norm_topk_prob", false},
-                                      .shared_width = "shared_expert_intermediate_size",
-                                      .count = "num_experts",
-                                      .one_name = true,
-                                      QWEN_EXPERTS}},
-    [ASSAY_ARCH_SEED_OSS] = {.model_type = "seed_oss",
-                             .class_name = "SeedOssForCausalLM",
-                             .key_value_heads = 8,
-                             .head_dim = 128,
-                             .max_position_embeddings = 524288,
-                             .rms_norm_eps = 1e-6,
-                             .rope_theta = 1e4,
-                             .dropout = 0.1,
-                             .residual_dropout = true,
-                             .qkv_bias = {"attention_bias", true},
-                             .proj_bias = {"attention_out_bias", false},
-                             .mlp_bias = {"mlp_bias", false},
-                             .strict = true},
-    [ASSAY_ARCH_OLMOE] = {.model_type = "olmoe",
-                          .class_name = "OlmoeForCausalLM",
-                          .max_position_embeddings = 4096,
-                          .rms_norm_eps = 1e-5,
-                          .rope_theta = 1e4,
-                          .qkv_bias = {"attention_bias", false},
-                          .proj_bias = {"attention_bias", false},
-                          .qk_layernorm = true,
-                          .qk_layernorm_full_width = true,
-                          .clip_qkv = "clip_qkv",
-                          .not_null = {"head_dim"},
-                          .strict = true,
-                          .moe = {.width = "intermediate_size",
-                                  .per_token = 8,
-                                  .norm_topk_prob = {"norm_topk_prob", false},
-                                  .count = "num_experts",
-                                  QWEN_EXPERTS}},
-    [ASSAY_ARCH_MEGATRON] = {.model_type = "megatron", .rms_norm_eps = 1e-5, .rope_theta = 1e4},
-};
-
-const assay_hf_class *assay_hf_class_of(assay_arch arch)
-{
-    return &classes[arch];
-}
 
 static bool is_null(const json_t *root, const char *key)
 {
@@ -202,7 +71,7 @@ static assay_status refuse_unsupported(const json_t *root, const char *what)
  * happen. */
 static assay_status read_dropout(const json_t *root, const char *what, assay_model_config *c)
 {
-    const assay_hf_class *class = &classes[c->arch];
+    const assay_hf_class *class = assay_hf_class_of(c->arch);
     assay_config_training *t = &c->training;
     t->attention_dropout = class->dropout;
     t->residual_dropout = class->residual_dropout ? class->dropout : 0.0;
@@ -217,7 +86,7 @@ static assay_status read_dropout(const json_t *root, const char *what, assay_mod
 static assay_status read_sizes(const json_t *root, const char *what, assay_model_config *c)
 {
     const int64_t big = ASSAY_CONFIG_MAX_DIM;
-    const assay_hf_class *class = &classes[c->arch];
+    const assay_hf_class *class = assay_hf_class_of(c->arch);
     ASSAY_TRY(required_size(root, "hidden_size", big, what, &c->hidden_size));
     ASSAY_TRY(required_size(root, "num_hidden_layers", ASSAY_MAX_LAYERS, what, &c->num_layers));
     ASSAY_TRY(required_size(root, "num_attention_heads", big, what, &c->num_attention_heads));
@@ -229,7 +98,10 @@ static assay_status read_sizes(const json_t *root, const char *what, assay_model
     ASSAY_TRY(assay_json_get_i64(root, "num_key_value_heads", false, 1, big, what, &c->num_query_groups));
 
     c->kv_channels = is_null(root, "head_dim") ? 0 : class->head_dim;
-    ASSAY_TRY(assay_json_get_i64(root, "head_dim", false, 1, big, what, &c->kv_channels));
+    if (class->mla)
+        ASSAY_TRY(assay_config_read_mla(root, what, c));
+    else
+        ASSAY_TRY(assay_json_get_i64(root, "head_dim", false, 1, big, what, &c->kv_channels));
     if (c->kv_channels == 0) {
         ASSAY_CHECK(
             c->hidden_size % c->num_attention_heads == 0, ASSAY_MISMATCH,
@@ -247,7 +119,7 @@ static assay_status read_sizes(const json_t *root, const char *what, assay_model
     return ASSAY_OK;
 }
 
-static assay_status read_flag(const json_t *root, assay_hf_flag flag, const char *what, bool *out)
+assay_status assay_config_read_flag(const json_t *root, assay_hf_flag flag, const char *what, bool *out)
 {
     *out = flag.value;
     return flag.key ? assay_json_get_bool(root, flag.key, false, what, out) : ASSAY_OK;
@@ -285,7 +157,8 @@ static assay_status read_layer_types(const json_t *list, int64_t window, const c
 static assay_status check_layer_types(const json_t *root, const char *what, const assay_model_config *c)
 {
     const json_t *types = json_object_get(root, "layer_types");
-    for (int64_t l = 0; l < c->num_layers && classes[c->arch].strict && json_is_array(types); l++) {
+    for (int64_t l = 0; l < c->num_layers && assay_hf_class_of(c->arch)->strict && json_is_array(types);
+         l++) {
         const char *word = json_string_value(json_array_get(types, (size_t)l));
         ASSAY_CHECK(word != NULL &&
                         strcmp(word, c->window[l] > 0 ? "sliding_attention" : "full_attention") == 0,
@@ -298,7 +171,7 @@ static assay_status check_layer_types(const json_t *root, const char *what, cons
 
 static assay_status read_window(const json_t *root, const char *what, assay_model_config *c)
 {
-    const assay_hf_class *class = &classes[c->arch];
+    const assay_hf_class *class = assay_hf_class_of(c->arch);
     if (class->window == ASSAY_HF_WINDOW_NONE)
         return check_layer_types(root, what, c);
     int64_t window = is_null(root, "sliding_window") ? 0 : class->sliding_window, limit = 28;
@@ -397,9 +270,11 @@ static assay_status refuse_router_logits(const json_t *root, const char *what)
 
 static assay_status read_experts(const json_t *root, const char *what, assay_model_config *c)
 {
-    const assay_hf_class *class = &classes[c->arch];
+    const assay_hf_class *class = assay_hf_class_of(c->arch);
     if (class->moe.width == NULL)
         return ASSAY_OK;
+    if (class->mla)
+        return assay_config_read_mla_experts(root, what, c);
     ASSAY_TRY(read_expert_count(root, what, class->moe.sparse_layers ? 0 : 1, &c->num_moe_experts));
     if (c->num_moe_experts == 0)
         return ASSAY_OK;
@@ -410,7 +285,7 @@ static assay_status read_experts(const json_t *root, const char *what, assay_mod
     c->moe_router_score_function = ASSAY_SCORE_SOFTMAX;
     c->moe_router_pre_softmax = true;
     ASSAY_TRY(required_size(root, class->moe.width, ASSAY_CONFIG_MAX_DIM, what, &c->moe_ffn_hidden_size));
-    ASSAY_TRY(read_flag(root, class->moe.norm_topk_prob, what, &c->norm_topk_prob));
+    ASSAY_TRY(assay_config_read_flag(root, class->moe.norm_topk_prob, what, &c->norm_topk_prob));
     if (class->moe.shared_width != NULL) {
         ASSAY_TRY(required_size(root, class->moe.shared_width, ASSAY_CONFIG_MAX_DIM, what,
                                 &c->moe_shared_expert_intermediate_size));
@@ -423,14 +298,14 @@ static assay_status read_experts(const json_t *root, const char *what, assay_mod
 
 assay_status assay_config_read_hf(const json_t *root, const char *what, assay_model_config *c)
 {
-    const assay_hf_class *class = &classes[c->arch];
+    const assay_hf_class *class = assay_hf_class_of(c->arch);
     ASSAY_TRY(refuse_unsupported(root, what));
     ASSAY_TRY(read_dropout(root, what, c));
     ASSAY_TRY(refuse_ignored(root, what, class));
     ASSAY_TRY(read_sizes(root, what, c));
-    ASSAY_TRY(read_flag(root, class->qkv_bias, what, &c->add_qkv_bias));
-    ASSAY_TRY(read_flag(root, class->proj_bias, what, &c->add_proj_bias));
-    ASSAY_TRY(read_flag(root, class->mlp_bias, what, &c->add_mlp_bias));
+    ASSAY_TRY(assay_config_read_flag(root, class->qkv_bias, what, &c->add_qkv_bias));
+    ASSAY_TRY(assay_config_read_flag(root, class->proj_bias, what, &c->add_proj_bias));
+    ASSAY_TRY(assay_config_read_flag(root, class->mlp_bias, what, &c->add_mlp_bias));
     c->qk_layernorm = class->qk_layernorm;
     c->qk_layernorm_full_width = class->qk_layernorm_full_width;
     ASSAY_CHECK(!c->qk_layernorm_full_width || c->num_attention_heads * c->kv_channels == c->hidden_size,

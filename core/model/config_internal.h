@@ -23,6 +23,7 @@ typedef struct assay_config_field {
     assay_field_type type;
     size_t offset;
     bool required; /* in a `megatron` config */
+    bool mla;      /* of the MLA mixer alone: 0 in other models, whose files do not have it */
 } assay_config_field;
 
 /* Ends with a row of name NULL. */
@@ -71,6 +72,7 @@ typedef struct assay_hf_class {
     /* Windows and biases that a file asks for and the class ignores are refused.  False for the classes that came
      * first, which ignore them as transformers does. */
     bool strict;
+    bool mla;                /* DeepSeek-V3's attention and experts (config_mla.c) */
     const char *not_null[2]; /* keys that transformers dies on when they are null */
     struct {
         const char *width;            /* key of the width of an expert; NULL: no experts */
@@ -81,6 +83,7 @@ typedef struct assay_hf_class {
         const char *count;            /* word for the number of experts in a file that we write */
         bool one_name;                /* num_experts alone; num_local_experts is ignored by the class */
         const char *block, *gate, *up, *down; /* names of tensors: <block>.experts.N.<gate>.weight */
+        const char *shared; /* the module of the shared expert, `mlp.shared_expert`; NULL: none */
     } moe;
 } assay_hf_class;
 /* Row of an architecture; `megatron` has one with defaults and without a class. */
@@ -90,6 +93,18 @@ const assay_hf_class *assay_hf_class_of(assay_arch arch);
 void assay_config_defaults(assay_model_config *c, assay_arch arch);
 assay_status assay_config_read_hf(const json_t *root, const char *what, assay_model_config *c);
 assay_status assay_config_read_rope(const json_t *root, const char *what, assay_model_config *c);
+assay_status assay_config_read_flag(const json_t *root, assay_hf_flag flag, const char *what, bool *out);
+/* config_mla.c: rules of the mixer; what DeepseekV3Config says of it and of the experts behind it. */
+assay_status assay_config_check_mla(const assay_model_config *c, const char *what);
+assay_status assay_config_read_mla(const json_t *root, const char *what, assay_model_config *c);
+assay_status assay_config_read_mla_experts(const json_t *root, const char *what, assay_model_config *c);
+int assay_config_write_mla(const assay_model_config *c, json_t *root);
+/* `megatron`: multi_latent_attention, qk_layernorm (the inner norms) and rope_type beside it, before any member is read; form:
+ * Megatron-LM's, whose defaults must not be meant.  c->mixer[0] says what came of it. */
+assay_status assay_config_read_megatron_mla(const json_t *root, bool form, const char *what,
+                                            assay_model_config *c);
+/* Words that say nothing but are allowed beside multi_latent_attention, NULL at the end. */
+const char *const *assay_config_yarn_words(void);
 /* config_experts.c */
 assay_status assay_config_read_experts(const json_t *root, const char *what, assay_config_training *t);
 assay_status assay_config_read_megatron(const json_t *root, const char *what, assay_model_config *c);

@@ -30,7 +30,9 @@ static const checked_word checked[] = {
     {"rope_scaling", OFF, "this spelling (say rope_type llama3 and its factors)", false},
     {"seq_len_interpolation_factor", OFF, "this spelling (say rope_type linear and rope_factor)", false},
     {"layernorm_zero_centered_gamma", OFF, "zero-centered norm weights", false},
-    {"multi_latent_attention", OFF, "multi-head latent attention", false},
+    {"cache_mla_latents", OFF, "a cache of compressed keys and values", false},
+    /* read with rope_type rope, too: softmax_scale */
+    {"mscale_all_dim", OFF, "a scale of scores that is not 1/sqrt(width)", false},
     {"mtp_num_layers", OFF, "multi-token prediction", false},
     {"qk_l2_norm", OFF, "an L2 norm of q and k", false},
     {"qk_clip", OFF, "QK-clip", false},
@@ -199,6 +201,7 @@ static assay_status read_balancing(const json_t *root, const char *what, assay_c
 static assay_status read_field(const json_t *root, const assay_config_field *f, const char *what,
                                assay_model_config *c)
 {
+    const bool mla = c->mixer[0] == ASSAY_MIXER_MLA;
     void *at = (char *)c + f->offset;
     char text[64] = "";
     switch (f->type) {
@@ -209,11 +212,13 @@ static assay_status read_field(const json_t *root, const assay_config_field *f, 
         ASSAY_TRY(assay_json_get_double(root, f->name, f->required, 0.0, 1e15, what, at));
         return ASSAY_OK;
     case ASSAY_FIELD_BOOL:
+        if (mla && at == &c->qk_layernorm) /* of the inner norms, which every such model has */
+            return ASSAY_OK;
         ASSAY_TRY(assay_json_get_bool(root, f->name, f->required, what, at));
         return ASSAY_OK;
     case ASSAY_FIELD_ROPE_TYPE:
         ASSAY_TRY(assay_json_get_string(root, f->name, f->required, what, text, sizeof text));
-        if (text[0] != '\0')
+        if (text[0] != '\0' && !mla) /* there it is the default one */
             ASSAY_TRY(assay_rope_from_name(text, what, at));
         return ASSAY_OK;
     case ASSAY_FIELD_SCORE:
@@ -256,6 +261,7 @@ static assay_status read_layers(const json_t *root, const char *what, assay_mode
                         (long long)l);
             c->window[l] = json_integer_value(entry);
         }
+        c->mixer[l] = c->mixer[0];
         c->mlp[l] = c->num_moe_experts > 0 ? ASSAY_MLP_MOE : ASSAY_MLP_DENSE;
         if (moe != NULL) {
             const json_t *entry = json_array_get(moe, (size_t)l);
@@ -330,7 +336,8 @@ static assay_status read_form(const json_t *root, const char *what, assay_model_
 /* Every member is one of the struct, a list of layers, or a word of Megatron-LM's. */
 static assay_status only_known(const json_t *root, const char *what)
 {
-    static const char *const others[] = {"model_type", "architectures", "window", "layer_is_moe"};
+    static const char *const others[] = {"model_type", "architectures", "window", "layer_is_moe",
+                                         "multi_latent_attention"};
     enum { MAX_WORDS = 128, N_OTHERS = sizeof others / sizeof others[0] };
     const char *allowed[MAX_WORDS + 1];
     int n = 0;
@@ -342,6 +349,8 @@ static assay_status only_known(const json_t *root, const char *what)
         allowed[n++] = checked[i].name;
     for (int i = 0; i < N_READ && n < MAX_WORDS; i++)
         allowed[n++] = read_words[i];
+    for (const char *const *word = assay_config_yarn_words(); *word != NULL && n < MAX_WORDS; word++)
+        allowed[n++] = *word;
     allowed[n] = NULL;
     return assay_json_only(root, allowed, what);
 }
@@ -349,6 +358,7 @@ static assay_status only_known(const json_t *root, const char *what)
 assay_status assay_config_read_megatron(const json_t *root, const char *what, assay_model_config *c)
 {
     ASSAY_TRY(only_known(root, what));
+    ASSAY_TRY(assay_config_read_megatron_mla(root, is_megatron_form(root), what, c));
     /* Read in table order; a default that depends on another member is filled in after that member. */
     for (const assay_config_field *f = assay_config_fields(); f->name != NULL; f++)
         ASSAY_TRY(read_field(root, f, what, c));
@@ -356,6 +366,10 @@ assay_status assay_config_read_megatron(const json_t *root, const char *what, as
         c->moe_router_topk_scaling_factor = 1.0; /* none */
     if (c->num_query_groups == 0)
         c->num_query_groups = c->num_attention_heads;
+    if (assay_config_is_mla(c) && json_object_get(root, "mla_layernorm_epsilon") == NULL)
+        c->mla_layernorm_epsilon = c->layernorm_epsilon;
+    if (c->kv_channels == 0 && assay_config_is_mla(c))
+        c->kv_channels = c->qk_head_dim + c->qk_pos_emb_head_dim;
     if (c->kv_channels == 0) {
         ASSAY_CHECK(c->num_attention_heads > 0 && c->hidden_size % c->num_attention_heads == 0,
                     ASSAY_MISMATCH,
@@ -375,38 +389,4 @@ assay_status assay_config_read_megatron(const json_t *root, const char *what, as
         c->rope_original_max_position_embeddings = c->max_position_embeddings;
     ASSAY_TRY(read_layers(root, what, c));
     return is_megatron_form(root) ? read_form(root, what, c) : ASSAY_OK;
-}
-
-static json_t *field_to_json(const assay_config_field *f, const assay_model_config *c)
-{
-    const void *at = (const char *)c + f->offset;
-    switch (f->type) {
-    case ASSAY_FIELD_I64:
-        return json_integer(*(const int64_t *)at);
-    case ASSAY_FIELD_DOUBLE:
-        return json_real(*(const double *)at);
-    case ASSAY_FIELD_BOOL:
-        return json_boolean(*(const bool *)at);
-    case ASSAY_FIELD_ROPE_TYPE:
-        return json_string(assay_rope_name(*(const assay_rope_type *)at));
-    case ASSAY_FIELD_SCORE:
-        return json_string(assay_score_name(*(const assay_score_function *)at));
-    }
-    return NULL;
-}
-
-assay_status assay_config_write_megatron(const assay_model_config *c, json_t *root)
-{
-    int failed = json_object_set_new(root, "model_type", json_string("megatron"));
-    for (const assay_config_field *f = assay_config_fields(); f->name != NULL; f++)
-        failed |= json_object_set_new(root, f->name, field_to_json(f, c));
-    json_t *windows = json_array(), *moe = json_array();
-    for (int64_t l = 0; l < c->num_layers; l++) {
-        failed |= json_array_append_new(windows, json_integer(c->window[l]));
-        failed |= json_array_append_new(moe, json_boolean(c->mlp[l] == ASSAY_MLP_MOE));
-    }
-    failed |= json_object_set_new(root, "window", windows);
-    failed |= json_object_set_new(root, "layer_is_moe", moe);
-    ASSAY_CHECK(failed == 0, ASSAY_OUT_OF_MEMORY, "model config: JSON values");
-    return ASSAY_OK;
 }

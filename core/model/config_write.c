@@ -66,6 +66,8 @@ static int write_window(const assay_model_config *c, json_t *root)
 static int write_experts(const assay_model_config *c, json_t *root)
 {
     const assay_hf_class *class = assay_hf_class_of(c->arch);
+    if (class->mla)
+        return assay_config_write_mla(c, root);
     if (class->moe.width == NULL)
         return 0;
     int failed = put(root, class->moe.count, json_integer(c->num_moe_experts));
@@ -105,7 +107,8 @@ assay_status assay_config_write_hf(const assay_model_config *c, json_t *root)
     failed |= put(root, "intermediate_size", json_integer(c->ffn_hidden_size));
     failed |= put(root, "num_attention_heads", json_integer(c->num_attention_heads));
     failed |= put(root, "num_key_value_heads", json_integer(c->num_query_groups));
-    failed |= put(root, "head_dim", json_integer(c->kv_channels));
+    if (!class->mla) /* there it is the rotated part, and made by the class */
+        failed |= put(root, "head_dim", json_integer(c->kv_channels));
     failed |= put(root, "vocab_size", json_integer(c->vocab_size));
     failed |= put(root, "max_position_embeddings", json_integer(c->max_position_embeddings));
     failed |= put(root, "rms_norm_eps", json_real(c->layernorm_epsilon));
@@ -124,6 +127,45 @@ assay_status assay_config_write_hf(const assay_model_config *c, json_t *root)
     failed |= write_rope(c, root);
     failed |= write_window(c, root);
     failed |= write_experts(c, root);
+    ASSAY_CHECK(failed == 0, ASSAY_OUT_OF_MEMORY, "model config: JSON values");
+    return ASSAY_OK;
+}
+
+/* --- megatron -------------------------------------------------------------------------------------------------- */
+
+static json_t *field_to_json(const assay_config_field *f, const assay_model_config *c)
+{
+    const void *at = (const char *)c + f->offset;
+    switch (f->type) {
+    case ASSAY_FIELD_I64:
+        return json_integer(*(const int64_t *)at);
+    case ASSAY_FIELD_DOUBLE:
+        return json_real(*(const double *)at);
+    case ASSAY_FIELD_BOOL:
+        return json_boolean(*(const bool *)at || (at == &c->qk_layernorm && assay_config_is_mla(c)));
+    case ASSAY_FIELD_ROPE_TYPE:
+        return json_string(assay_rope_name(*(const assay_rope_type *)at));
+    case ASSAY_FIELD_SCORE:
+        return json_string(assay_score_name(*(const assay_score_function *)at));
+    }
+    return NULL;
+}
+
+assay_status assay_config_write_megatron(const assay_model_config *c, json_t *root)
+{
+    int failed = json_object_set_new(root, "model_type", json_string("megatron"));
+    for (const assay_config_field *f = assay_config_fields(); f->name != NULL; f++)
+        if (!f->mla || assay_config_is_mla(c))
+            failed |= json_object_set_new(root, f->name, field_to_json(f, c));
+    if (assay_config_is_mla(c))
+        failed |= json_object_set_new(root, "multi_latent_attention", json_true());
+    json_t *windows = json_array(), *moe = json_array();
+    for (int64_t l = 0; l < c->num_layers; l++) {
+        failed |= json_array_append_new(windows, json_integer(c->window[l]));
+        failed |= json_array_append_new(moe, json_boolean(c->mlp[l] == ASSAY_MLP_MOE));
+    }
+    failed |= json_object_set_new(root, "window", windows);
+    failed |= json_object_set_new(root, "layer_is_moe", moe);
     ASSAY_CHECK(failed == 0, ASSAY_OUT_OF_MEMORY, "model config: JSON values");
     return ASSAY_OK;
 }

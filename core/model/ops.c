@@ -62,6 +62,11 @@ enum { SIZE_MAX_ATTR = 1 << 30 };
     {                                                                                                        \
         INT("qk_pos_emb_head_dim"), SIZE(0), .symbol = "R"                                                   \
     }
+#define HEAD_ATTRS                                                                                           \
+    {INT("heads"), SIZE(1), .symbol = "A"},                                                                  \
+    {                                                                                                        \
+        INT("head_dim"), SIZE(0), .symbol = "D"                                                              \
+    }
 #define MLA_ATTRS                                                                                            \
     {INT("heads"), SIZE(1), .symbol = "A"}, {INT("qk_head_dim"), SIZE(0), .symbol = "N"},                    \
     {                                                                                                        \
@@ -273,19 +278,21 @@ static const assay_op table[] = {
                {OUT("dkv_combined", ACT, "T,C+R")}},
      .attrs = {LATENT_ATTRS}},
     {"mla_rope_q_fwd", "mla_rope", .sums = "", .flops = "6*T*A*h",
-     .slots = {{IN("q", ACT, "T,A,D")},
+     .slots = {{IN("q", ACT, "T,A*D")},
                {IN("cos", F32, "P,h")},
                {IN("sin", F32, "P,h")},
                {IN("position", I64, "T"), .below = "P"},
-               {OUT("y", ACT, "T,A,D")}}},
+               {OUT("y", ACT, "T,A,D")}},
+     .attrs = {HEAD_ATTRS}},
     {"mla_rope_q_bwd", "mla_rope", .sums = "", .flops = "6*T*A*h",
      .slots = {{IN("dy", ACT, "T,A,D")},
                {IN("cos", F32, "P,h")},
                {IN("sin", F32, "P,h")},
                {IN("position", I64, "T"), .below = "P"},
-               {OUT("dx", ACT, "T,A,D")}}},
+               {OUT("dx", ACT, "T,A*D")}},
+     .attrs = {HEAD_ATTRS}},
     {"mla_rope_kv_fwd", "mla_rope", .sums = "", .flops = "6*T*h",
-     .slots = {{IN("kv", ACT, "T,A,N+V")},
+     .slots = {{IN("kv", ACT, "T,A*(N+V)")},
                {IN("k_pos_emb", ACT, "T,2*h")},
                {IN("cos", F32, "P,h")},
                {IN("sin", F32, "P,h")},
@@ -300,7 +307,7 @@ static const assay_op table[] = {
                {IN("position", I64, "T"), .below = "P"},
                {IN("dk", ACT, "T,A,N+2*h")},
                {IN("dv", ACT, "T,A,V")},
-               {OUT("dkv", ACT, "T,A,N+V")},
+               {OUT("dkv", ACT, "T,A*(N+V)")},
                {OUT("dk_pos_emb", ACT, "T,2*h")}},
      .attrs = {MLA_ATTRS}},
     /* --- 5. attention --- */

@@ -68,6 +68,18 @@ static assay_status layer_part(assay_param_spec *p, const char *rest)
     return assay_spec_one_part(p, name);
 }
 
+static assay_status no_such(const assay_param_spec *p, const assay_model_config *c)
+{
+    ASSAY_FAIL(ASSAY_UNSUPPORTED, "%s: Hugging Face's %s has no such parameter", p->name,
+               assay_arch_name(c->arch));
+}
+
+/* Rows of the files are in canonical order. */
+static assay_status mla_part(assay_param_spec *p, const assay_model_config *c, const char *rest)
+{
+    return assay_hf_class_of(c->arch)->mla ? layer_part(p, rest) : no_such(p, c);
+}
+
 assay_status assay_spec_hf_parts(assay_param_spec *p, assay_param_kind kind, const assay_model_config *c)
 {
     const assay_hf_class *class = assay_hf_class_of(c->arch);
@@ -112,15 +124,28 @@ assay_status assay_spec_hf_parts(assay_param_spec *p, assay_param_kind kind, con
     case ASSAY_KIND_OUTPUT:
         return assay_spec_one_part(p, "lm_head.weight");
     case ASSAY_KIND_SHARED_FC1:
-        return fc1_parts(p, "mlp.shared_expert", "weight");
+        return class->moe.shared ? fc1_parts(p, class->moe.shared, "weight") : no_such(p, c);
     case ASSAY_KIND_SHARED_FC2:
-        return layer_part(p, "mlp.shared_expert.down_proj.weight");
+        snprintf(rest, sizeof rest, "%s.down_proj.weight", class->moe.shared ? class->moe.shared : "");
+        return class->moe.shared ? layer_part(p, rest) : no_such(p, c);
     case ASSAY_KIND_SHARED_GATE:
         return layer_part(p, "mlp.shared_expert_gate.weight");
     case ASSAY_KIND_EXPERT_BIAS:
-    case ASSAY_KIND_MLA:
-        break;
+        return class->mla ? layer_part(p, "mlp.gate.e_score_correction_bias") : no_such(p, c);
+    case ASSAY_KIND_MLA_Q:
+        return mla_part(p, c, "self_attn.q_proj.weight");
+    case ASSAY_KIND_MLA_Q_DOWN:
+        return mla_part(p, c, "self_attn.q_a_proj.weight");
+    case ASSAY_KIND_MLA_Q_NORM:
+        return mla_part(p, c, "self_attn.q_a_layernorm.weight");
+    case ASSAY_KIND_MLA_Q_UP:
+        return mla_part(p, c, "self_attn.q_b_proj.weight");
+    case ASSAY_KIND_MLA_KV_DOWN:
+        return mla_part(p, c, "self_attn.kv_a_proj_with_mqa.weight");
+    case ASSAY_KIND_MLA_KV_NORM:
+        return mla_part(p, c, "self_attn.kv_a_layernorm.weight");
+    case ASSAY_KIND_MLA_KV_UP:
+        return mla_part(p, c, "self_attn.kv_b_proj.weight");
     }
-    ASSAY_FAIL(ASSAY_UNSUPPORTED, "%s: Hugging Face's %s has no such parameter", p->name,
-               assay_arch_name(c->arch));
+    return no_such(p, c);
 }

@@ -28,7 +28,13 @@ typedef enum {
     ASSAY_KIND_SHARED_FC1,
     ASSAY_KIND_SHARED_FC2,
     ASSAY_KIND_SHARED_GATE,
-    ASSAY_KIND_MLA, /* any of the mixer: no Hugging Face class that is read has one */
+    ASSAY_KIND_MLA_Q, /* not compressed */
+    ASSAY_KIND_MLA_Q_DOWN,
+    ASSAY_KIND_MLA_Q_NORM,
+    ASSAY_KIND_MLA_Q_UP,
+    ASSAY_KIND_MLA_KV_DOWN,
+    ASSAY_KIND_MLA_KV_NORM,
+    ASSAY_KIND_MLA_KV_UP,
     ASSAY_KIND_FINAL_NORM,
     ASSAY_KIND_OUTPUT
 } assay_param_kind;

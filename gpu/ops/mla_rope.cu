@@ -261,18 +261,20 @@ static assay_status mla_rope_q(const gpu_work *w, bool back)
 {
     const char *op = w->o->op->name, *x_name = back ? "dy" : "q", *y_name = back ? "dx" : "y";
     const gpu_tensor x = gpu_operand(w->o, x_name), y = gpu_operand(w->o, y_name);
+    const int64_t dim = gpu_operand_int(w->o, "head_dim");
+    int64_t rows;
     mla_turn m = {};
     ASSAY_TRY(gpu_check_act(op, x_name, x));
-    ASSAY_CHECK(x.ndim == 3, ASSAY_INVALID_ARGUMENT, "%s: %s: expected 3 dimensions [T,heads,D], found %d",
-                op, x_name, x.ndim);
     ASSAY_TRY(check_turn(w->o, &m));
-    ASSAY_TRY(gpu_check_count(op, "position", gpu_operand(w->o, "position"), x.shape[0]));
-    ASSAY_CHECK(m.pairs <= x.shape[2] / 2, ASSAY_INVALID_ARGUMENT,
+    m.heads = gpu_operand_int(w->o, "heads");
+    ASSAY_CHECK(m.heads >= 1 && dim >= 0 && assay_mul_i64(m.tokens, m.heads, &rows), ASSAY_INVALID_ARGUMENT,
+                "%s: heads: expected at least 1 and rows that an int64 counts, found %" PRId64, op, m.heads);
+    ASSAY_CHECK(m.pairs <= dim / 2, ASSAY_INVALID_ARGUMENT,
                 "%s: cos: expected at most %" PRId64 " columns (half the head dimension), found %" PRId64, op,
-                x.shape[2] / 2, m.pairs);
-    ASSAY_TRY(check_rows(w->o, y_name, x.dtype, gpu_tensor_count(x), 1));
-    m.heads = x.shape[1];
-    m.nope = x.shape[2] - 2 * m.pairs;
+                dim / 2, m.pairs);
+    ASSAY_TRY(check_rows(w->o, x_name, x.dtype, rows, dim));
+    ASSAY_TRY(check_rows(w->o, y_name, x.dtype, rows, dim));
+    m.nope = dim - 2 * m.pairs;
     if (gpu_tensor_count(x) > 0)
         GPU_LAUNCHED(GPU_BY_ACT(x.dtype, launch_q, w, back, y, x, m), op);
     return ASSAY_OK;
@@ -359,9 +361,10 @@ static assay_status mla_rope_kv_bwd(const gpu_work *w)
 /* --- the ladder --------------------------------------------------------------------------------------------- */
 static bool q_by_eights(const gpu_ctx *, const gpu_operands *o)
 {
-    const gpu_tensor x = o->slot[0];
-    return gpu_tensor_cols(gpu_operand(o, "cos")) % GPU_EIGHT == 0 && x.ndim == 3 &&
-           x.shape[0] * x.shape[1] < INT_MAX && gpu_eights(o, x.shape[2]);
+    const int64_t heads = gpu_operand_int(o, "heads");
+    return gpu_tensor_cols(gpu_operand(o, "cos")) % GPU_EIGHT == 0 && heads >= 1 &&
+           gpu_tensor_count(gpu_operand(o, "position")) < INT_MAX / heads &&
+           gpu_eights(o, gpu_operand_int(o, "head_dim"));
 }
 static bool kv_by_eights(const gpu_ctx *, const gpu_operands *o)
 {

@@ -12,7 +12,8 @@
 #define ATTENTION_ATTRS(m, l, x)                                                                             \
     GPU_I("batch", (m)->B), GPU_I("seq_q", (x)->seq_q), GPU_I("seq_k", (x)->seq_k),                          \
         GPU_I("heads", (m)->heads / (x)->parts), GPU_I("groups", (m)->groups / (x)->parts),                  \
-        GPU_I("head_dim", (m)->config->kv_channels), GPU_I("head_dim_v", (m)->config->kv_channels),          \
+        GPU_I("head_dim", (m)->config->kv_channels),                                                         \
+        GPU_I("head_dim_v", assay_config_value_dim((m)->config)),                                            \
         GPU_F("scale", (double)(float)(1.0 / sqrt((double)(m)->config->kv_channels))),                       \
         GPU_I("window", (l)->window)
 
@@ -130,7 +131,7 @@ static assay_status all_gather_fwd(gpu_model *m, gpu_arena *keep, const gpu_laye
         ASSAY_TRY(gather(m, keep, "self_attention.gather_k", &a->keys, &a->k));
         ASSAY_TRY(gather(m, keep, "self_attention.gather_v", &a->values, &a->v));
     }
-    a->o = gpu_context_result(m, keep, &x, m->config->kv_channels);
+    a->o = gpu_context_result(m, keep, &x, assay_config_value_dim(m->config));
     a->lse = gpu_context_result(m, keep, &x, 1);
     ASSAY_TRY(gpu_context_call_fwd(m, l, &x, &a->o, &a->lse));
     a->attended = a->o;

@@ -13,12 +13,36 @@ static gpu_value packed_of(gpu_model *m, int64_t width)
     return v;
 }
 
-/* x and y: [T,heads,D] and [P,T,heads/P,D] of this rank, or the other way round. */
-static assay_status repack(gpu_model *m, const char *op, const char *at, gpu_value *y, gpu_value *x,
-                           int64_t heads)
+/* Heads of this tp rank and the width of each. */
+typedef struct widths {
+    int64_t heads, dim;
+} widths;
+
+static widths of_queries(const gpu_model *m)
 {
-    return GPU_CALL(m->run, op, at, GPU_T("x", x), GPU_I("heads", heads),
-                    GPU_I("head_dim", m->config->kv_channels), GPU_I("parts", m->cp), GPU_T("y", y));
+    return (widths){m->heads, m->config->kv_channels};
+}
+
+static widths of_keys(const gpu_model *m)
+{
+    return (widths){m->groups, m->config->kv_channels};
+}
+
+static widths of_values(const gpu_model *m)
+{
+    return (widths){m->groups, assay_config_value_dim(m->config)};
+}
+
+static widths of_output(const gpu_model *m)
+{
+    return (widths){m->heads, assay_config_value_dim(m->config)};
+}
+
+/* x and y: [T,heads,D] and [P,T,heads/P,D] of this rank, or the other way round. */
+static assay_status repack(gpu_model *m, const char *op, const char *at, gpu_value *y, gpu_value *x, widths w)
+{
+    return GPU_CALL(m->run, op, at, GPU_T("x", x), GPU_I("heads", w.heads), GPU_I("head_dim", w.dim),
+                    GPU_I("parts", m->cp), GPU_T("y", y));
 }
 
 /* outward: packed heads of the own positions -> own heads of all positions; else the way back. */
@@ -34,10 +58,10 @@ static assay_status exchange(gpu_model *m, const char *at, gpu_value *recv, gpu_
 
 /* *all = x [S,B,heads,D] with the heads dealt out and the sequence gathered. */
 static assay_status heads_to_sequence(gpu_model *m, gpu_arena *keep, const char *pack, const char *a2a,
-                                      gpu_value *all, gpu_value *x, int64_t heads)
+                                      gpu_value *all, gpu_value *x, widths w)
 {
-    gpu_value packed = packed_of(m, heads * m->config->kv_channels);
-    ASSAY_TRY(repack(m, "pack_heads", pack, &packed, x, heads));
+    gpu_value packed = packed_of(m, w.heads * w.dim);
+    ASSAY_TRY(repack(m, "pack_heads", pack, &packed, x, w));
     *all = gpu_value_describe(keep, x->ndim, x->dim, x->merge);
     all->dim[0] = gpu_dim_gathered(m);
     all->dim[2] = gpu_context_dealt(m, x->dim[2].global, m->cp);
@@ -45,12 +69,12 @@ static assay_status heads_to_sequence(gpu_model *m, gpu_arena *keep, const char 
 }
 
 static assay_status heads_to_sequence_bwd(gpu_model *m, const char *pack, const char *a2a, gpu_value *dx,
-                                          gpu_value *dall, const gpu_value *x, int64_t heads)
+                                          gpu_value *dall, const gpu_value *x, widths w)
 {
-    gpu_value packed = gpu_named(m, packed_of(m, heads * m->config->kv_channels), pack, "y.grad");
+    gpu_value packed = gpu_named(m, packed_of(m, w.heads * w.dim), pack, "y.grad");
     ASSAY_TRY(exchange(m, a2a, &packed, dall, false));
     *dx = gpu_grad_of(m, x);
-    return repack(m, "unpack_heads", pack, dx, &packed, heads);
+    return repack(m, "unpack_heads", pack, dx, &packed, w);
 }
 
 static gpu_context_attention over_heads(gpu_model *m, gpu_attention_acts *a)
@@ -70,37 +94,37 @@ static gpu_context_attention over_heads(gpu_model *m, gpu_attention_acts *a)
 assay_status gpu_context_a2a_fwd(gpu_model *m, gpu_arena *keep, const gpu_layer *l, gpu_attention_acts *a)
 {
     const gpu_context_attention x = over_heads(m, a);
-    const int64_t width = m->config->num_attention_heads * m->config->kv_channels;
-    gpu_value packed = packed_of(m, m->heads * m->config->kv_channels);
+    const widths out = of_output(m);
+    gpu_value packed = packed_of(m, out.heads * out.dim);
     ASSAY_TRY(heads_to_sequence(m, keep, "self_attention.pack_q", "self_attention.a2a_q", &a->queries, &a->q,
-                                m->heads));
+                                of_queries(m)));
     ASSAY_TRY(heads_to_sequence(m, keep, "self_attention.pack_k", "self_attention.a2a_k", &a->keys, &a->k,
-                                m->groups));
+                                of_keys(m)));
     ASSAY_TRY(heads_to_sequence(m, keep, "self_attention.pack_v", "self_attention.a2a_v", &a->values, &a->v,
-                                m->groups));
-    a->attended = gpu_context_result(m, keep, &x, m->config->kv_channels);
+                                of_values(m)));
+    a->attended = gpu_context_result(m, keep, &x, out.dim);
     a->lse = gpu_context_result(m, keep, &x, 1);
     ASSAY_TRY(gpu_context_call_fwd(m, l, &x, &a->attended, &a->lse));
     ASSAY_TRY(exchange(m, "self_attention.a2a_o", &packed, &a->attended, false));
-    a->o = gpu_tokens(m, keep, false, gpu_dim_tp(m, width, 1));
-    return repack(m, "unpack_heads", "self_attention.unpack_o", &a->o, &packed, m->heads);
+    a->o = gpu_tokens(m, keep, false, gpu_dim_tp(m, m->config->num_attention_heads * out.dim, 1));
+    return repack(m, "unpack_heads", "self_attention.unpack_o", &a->o, &packed, out);
 }
 
 assay_status gpu_context_a2a_bwd(gpu_model *m, const gpu_layer *l, gpu_attention_acts *a, gpu_value *dq,
                                  gpu_value *dk, gpu_value *dv, gpu_value *d_o)
 {
     const gpu_context_attention x = over_heads(m, a);
-    gpu_value packed =
-        gpu_named(m, packed_of(m, m->heads * m->config->kv_channels), "self_attention.a2a_o", "recv.grad");
+    const widths out = of_output(m);
+    gpu_value packed = gpu_named(m, packed_of(m, out.heads * out.dim), "self_attention.a2a_o", "recv.grad");
     gpu_value dattended = gpu_grad_of(m, &a->attended), dqueries = gpu_grad_of(m, &a->queries),
               dkeys = gpu_grad_of(m, &a->keys), dvalues = gpu_grad_of(m, &a->values);
-    ASSAY_TRY(repack(m, "pack_heads", "self_attention.unpack_o", &packed, d_o, m->heads));
+    ASSAY_TRY(repack(m, "pack_heads", "self_attention.unpack_o", &packed, d_o, out));
     ASSAY_TRY(exchange(m, "self_attention.a2a_o", &dattended, &packed, true));
     ASSAY_TRY(gpu_context_call_bwd(m, l, &x, &dattended, &a->attended, &a->lse, &dqueries, &dkeys, &dvalues));
     ASSAY_TRY(heads_to_sequence_bwd(m, "self_attention.pack_q", "self_attention.a2a_q", dq, &dqueries, &a->q,
-                                    m->heads));
+                                    of_queries(m)));
     ASSAY_TRY(heads_to_sequence_bwd(m, "self_attention.pack_k", "self_attention.a2a_k", dk, &dkeys, &a->k,
-                                    m->groups));
+                                    of_keys(m)));
     return heads_to_sequence_bwd(m, "self_attention.pack_v", "self_attention.a2a_v", dv, &dvalues, &a->v,
-                                 m->groups);
+                                 of_values(m));
 }

@@ -115,8 +115,8 @@ static assay_status merge(gpu_model *m, const char *at, gpu_attention_acts *a, g
 {
     ASSAY_TRY(GPU_CALL(m->run, "attention_merge", at, GPU_T("o_a", &a->o), GPU_T("lse_a", &a->lse),
                        GPU_T("o_b", o_b), GPU_T("lse_b", lse_b), GPU_I("heads", m->heads),
-                       GPU_I("head_dim", m->config->kv_channels), GPU_W("dtype", assay_dtype_name(dtype)),
-                       GPU_T("o", o), GPU_T("lse", lse)));
+                       GPU_I("head_dim", assay_config_value_dim(m->config)),
+                       GPU_W("dtype", assay_dtype_name(dtype)), GPU_T("o", o), GPU_T("lse", lse)));
     a->o = *o;
     a->lse = *lse;
     return ASSAY_OK;
@@ -125,11 +125,11 @@ static assay_status merge(gpu_model *m, const char *at, gpu_attention_acts *a, g
 /* The running result takes turns in F32; the last merge makes what attention alone would. */
 assay_status gpu_context_p2p_fwd(gpu_model *m, gpu_arena *keep, const gpu_layer *l, gpu_attention_acts *a)
 {
-    const int64_t d = m->config->kv_channels;
+    const int64_t d = assay_config_value_dim(m->config);
     const assay_op_recipe *recipe = &m->run->recipe->op[ASSAY_OPS_ATTENTION];
     turns blocks[2], running[2];
     gpu_value block[2] = {a->k, a->v};
-    ASSAY_TRY(take_turns(m, &blocks[0], m->act, m->groups * d));
+    ASSAY_TRY(take_turns(m, &blocks[0], m->act, m->groups * m->config->kv_channels));
     ASSAY_TRY(take_turns(m, &blocks[1], m->act, m->groups * d));
     ASSAY_TRY(take_turns(m, &running[0], recipe->accumulate, m->heads * d));
     ASSAY_TRY(take_turns(m, &running[1], recipe->accumulate, m->heads));
@@ -205,11 +205,11 @@ static assay_status add_queries(gpu_model *m, const gpu_attention_acts *a, int s
 
 static assay_status sums_take(gpu_model *m, sums *s, turns blocks[2])
 {
-    const int64_t d = m->config->kv_channels;
-    ASSAY_TRY(take_turns(m, &s->dq_memory, m->act, m->heads * d));
+    const int64_t d[2] = {m->config->kv_channels, assay_config_value_dim(m->config)};
+    ASSAY_TRY(take_turns(m, &s->dq_memory, m->act, m->heads * d[0]));
     for (int i = 0; i < 2; i++) {
-        ASSAY_TRY(take_turns(m, &s->block_memory[i], m->act, m->groups * d));
-        ASSAY_TRY(take_turns(m, &blocks[i], m->act, m->groups * d));
+        ASSAY_TRY(take_turns(m, &s->block_memory[i], m->act, m->groups * d[i]));
+        ASSAY_TRY(take_turns(m, &blocks[i], m->act, m->groups * d[i]));
     }
     return ASSAY_OK;
 }

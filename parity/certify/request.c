@@ -24,6 +24,7 @@ assay_status certify_request(const char *dir, assay_dtype act, const certify_pla
         parity_ask_lattice_sights(&q);
         parity_ask_lattice_eights(&q);
         parity_ask_lattice_foreign(&q);
+        parity_ask_lattice_mla(&q);
         calls += q.n;
         for (int64_t s = 1; s <= plan->seeds; s++) {
             q.n = s * SEED_STRIDE;

@@ -520,6 +520,7 @@ static void ask_all(parity_ask *q)
     parity_ask_lattice_documents(q); /* last: what stands before keeps its values */
     parity_ask_lattice_sights(q);
     parity_ask_lattice_eights(q);
+    parity_ask_lattice_mla(q);
 }
 
 static void ask_widths(parity_ask *q)

@@ -191,8 +191,11 @@ void plan_linear_backward(plan *p, const char *at, plan_tensor dy, plan_tensor x
                           const char *bias, plan_tensor dx);
 typedef struct plan_norm {
     plan_tensor x, y, rstd;
+    double eps;
 } plan_norm;
 plan_norm plan_rmsnorm(plan *p, const char *at, plan_tensor x);
+/* The same with an eps of its own. */
+plan_norm plan_rmsnorm_of(plan *p, const char *at, plan_tensor x, double eps);
 void plan_rmsnorm_backward(plan *p, const char *at, const plan_norm *n, plan_tensor dy, plan_tensor dx);
 /* Norms of q (key: k) over their heads: plan_qk_layernorm.c. */
 plan_norm plan_qk_layernorm(plan *p, const char *at, bool key, plan_tensor x);

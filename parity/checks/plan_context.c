@@ -44,7 +44,7 @@ static void attention_attrs(plan *p, const sizes *n)
     plan_int(p, "heads", plan_local_heads(p) / n->parts);
     plan_int(p, "groups", plan_local_groups(p) / n->parts);
     plan_int(p, "head_dim", c->kv_channels);
-    plan_int(p, "head_dim_v", c->kv_channels);
+    plan_int(p, "head_dim_v", assay_config_value_dim(c));
     plan_f32(p, "scale", 1.0 / sqrt((double)c->kv_channels));
     plan_int(p, "window", c->window[p->layer]);
     plan_attention_dropout(p, n->parts);
@@ -164,13 +164,31 @@ static plan_qkv all_gather_backward(plan *p, const plan_context *c, plan_tensor 
 
 /* --- a2a ---------------------------------------------------------------------------------------------------- */
 
-static void repack(plan *p, const char *op, const char *at, plan_tensor x, plan_tensor y, int64_t heads)
+/* Heads of this tp rank and the width of each. */
+typedef struct widths {
+    int64_t heads, dim;
+} widths;
+
+static widths of_output(plan *p)
+{
+    return (widths){plan_local_heads(p), assay_config_value_dim(p->job->config)};
+}
+
+/* letter: q, k, v */
+static widths of(plan *p, char letter)
+{
+    const assay_model_config *c = p->job->config;
+    return (widths){letter == 'q' ? plan_local_heads(p) : plan_local_groups(p),
+                    letter == 'v' ? assay_config_value_dim(c) : c->kv_channels};
+}
+
+static void repack(plan *p, const char *op, const char *at, plan_tensor x, plan_tensor y, widths w)
 {
     plan_add(p, op, at);
     plan_in(p, "x", x);
     plan_out(p, "y", y);
-    plan_int(p, "heads", heads);
-    plan_int(p, "head_dim", p->job->config->kv_channels);
+    plan_int(p, "heads", w.heads);
+    plan_int(p, "head_dim", w.dim);
     plan_int(p, "parts", p->cp);
 }
 
@@ -189,19 +207,17 @@ static void exchange(plan *p, const char *at, plan_tensor send, plan_tensor recv
     plan_list(p, "recv_counts", outward ? positions : parts, p->cp);
 }
 
-/* letter: q, k, v */
-static plan_tensor deal_out(plan *p, char letter, plan_tensor x, int64_t heads)
+static plan_tensor deal_out(plan *p, char letter, plan_tensor x)
 {
     const char *pack = plan_text(p, "self_attention.pack_%c", letter);
     const char *a2a = plan_text(p, "self_attention.a2a_%c", letter);
     const plan_tensor packed = plan_value(p, pack, "y", x.dtype), all = plan_value(p, a2a, "recv", x.dtype);
-    repack(p, "pack_heads", pack, x, packed, heads);
+    repack(p, "pack_heads", pack, x, packed, of(p, letter));
     exchange(p, a2a, packed, all, true);
     return all;
 }
 
-static void deal_back(plan *p, char letter, const plan_tensor *forward, plan_tensor dall, plan_tensor dx,
-                      int64_t heads)
+static void deal_back(plan *p, char letter, const plan_tensor *forward, plan_tensor dall, plan_tensor dx)
 {
     const char *pack = plan_text(p, "self_attention.pack_%c", letter);
     const plan_tensor packed = {.name = plan_text(p, "%s.y.grad", plan_at(p, pack)),
@@ -209,21 +225,21 @@ static void deal_back(plan *p, char letter, const plan_tensor *forward, plan_ten
                                 .microbatch = p->microbatch,
                                 .dtype = forward->dtype};
     exchange(p, plan_text(p, "self_attention.a2a_%c", letter), dall, packed, false);
-    repack(p, "unpack_heads", pack, packed, dx, heads);
+    repack(p, "unpack_heads", pack, packed, dx, of(p, letter));
 }
 
 static void a2a_forward(plan *p, plan_context *c)
 {
     const sizes n = {p->S, p->S, p->cp};
-    c->q = deal_out(p, 'q', c->own.q, plan_local_heads(p));
-    c->k = deal_out(p, 'k', c->own.k, plan_local_groups(p));
-    c->v = deal_out(p, 'v', c->own.v, plan_local_groups(p));
+    c->q = deal_out(p, 'q', c->own.q);
+    c->k = deal_out(p, 'k', c->own.k);
+    c->v = deal_out(p, 'v', c->own.v);
     const seen x = {c->q, c->k, c->v, key_positions(p), key_positions(p), plan_document_start(p, true)};
     attention_forward(p, core, &x, &n, &c->attended, &c->lse);
     c->packed_o = plan_value(p, "self_attention.a2a_o", "recv", p->act);
     c->o = plan_value(p, "self_attention.unpack_o", "y", p->act);
     exchange(p, "self_attention.a2a_o", c->attended, c->packed_o, false);
-    repack(p, "unpack_heads", "self_attention.unpack_o", c->packed_o, c->o, plan_local_heads(p));
+    repack(p, "unpack_heads", "self_attention.unpack_o", c->packed_o, c->o, of_output(p));
 }
 
 static plan_qkv a2a_backward(plan *p, const plan_context *c, plan_tensor d_o)
@@ -234,12 +250,12 @@ static plan_qkv a2a_backward(plan *p, const plan_context *c, plan_tensor d_o)
     const plan_tensor packed = plan_grad(p, c->packed_o, p->act),
                       dattended = plan_grad(p, c->attended, p->act);
     const seen x = {c->q, c->k, c->v, key_positions(p), key_positions(p), plan_document_start(p, true)};
-    repack(p, "pack_heads", "self_attention.unpack_o", d_o, packed, plan_local_heads(p));
+    repack(p, "pack_heads", "self_attention.unpack_o", d_o, packed, of_output(p));
     exchange(p, "self_attention.a2a_o", packed, dattended, true);
     attention_backward(p, core, &x, &n, c, dattended, &all);
-    deal_back(p, 'q', &c->q, all.q, own.q, plan_local_heads(p));
-    deal_back(p, 'k', &c->k, all.k, own.k, plan_local_groups(p));
-    deal_back(p, 'v', &c->v, all.v, own.v, plan_local_groups(p));
+    deal_back(p, 'q', &c->q, all.q, own.q);
+    deal_back(p, 'k', &c->k, all.k, own.k);
+    deal_back(p, 'v', &c->v, all.v, own.v);
     return own;
 }
 
@@ -311,7 +327,7 @@ static void merge(plan *p, plan_context *c, int step, plan_tensor o_b, plan_tens
     plan_out(p, "o", o);
     plan_out(p, "lse", lse);
     plan_int(p, "heads", plan_local_heads(p));
-    plan_int(p, "head_dim", p->job->config->kv_channels);
+    plan_int(p, "head_dim", assay_config_value_dim(p->job->config));
     plan_word(p, "dtype", assay_dtype_name(o.dtype));
     c->o = o;
     c->lse = lse;

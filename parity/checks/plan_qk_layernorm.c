@@ -38,15 +38,17 @@ plan_norm plan_qk_layernorm(plan *p, const char *at, bool key, plan_tensor x)
     plan_out(p, "y", part);
     plan_int(p, "columns", (key ? plan_local_groups(p) : plan_local_heads(p)) * p->job->config->kv_channels);
     const plan_tensor all = sum_of_ranks(p, plan_text(p, "%s.reduce", at), key, part);
-    const plan_norm n = {
-        .x = x, .y = plan_value(p, at, "y", p->act), .rstd = plan_value(p, at, "rstd", p->accumulated)};
+    const plan_norm n = {.x = x,
+                         .y = plan_value(p, at, "y", p->act),
+                         .rstd = plan_value(p, at, "rstd", p->accumulated),
+                         .eps = p->job->config->layernorm_epsilon};
     plan_add(p, "rmsnorm_apply", at);
     plan_in(p, "x", x);
     plan_in(p, "gamma", plan_param(p, plan_text(p, "%s.weight", at)));
     plan_in(p, "sumsq", all);
     plan_out(p, "y", n.y);
     plan_out(p, "rstd", n.rstd);
-    plan_f32(p, "eps", p->job->config->layernorm_epsilon);
+    plan_f32(p, "eps", n.eps);
     plan_int(p, "width", width_of(p, key));
     return n;
 }

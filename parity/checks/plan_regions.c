@@ -40,14 +40,21 @@ void plan_linear_backward(plan *p, const char *at, plan_tensor dy, plan_tensor x
 
 plan_norm plan_rmsnorm(plan *p, const char *at, plan_tensor x)
 {
-    const plan_norm n = {
-        .x = x, .y = plan_value(p, at, "y", p->act), .rstd = plan_value(p, at, "rstd", p->accumulated)};
+    return plan_rmsnorm_of(p, at, x, p->job->config->layernorm_epsilon);
+}
+
+plan_norm plan_rmsnorm_of(plan *p, const char *at, plan_tensor x, double eps)
+{
+    const plan_norm n = {.x = x,
+                         .y = plan_value(p, at, "y", p->act),
+                         .rstd = plan_value(p, at, "rstd", p->accumulated),
+                         .eps = eps};
     plan_add(p, "rmsnorm_fwd", at);
     plan_in(p, "x", x);
     plan_in(p, "gamma", plan_param(p, plan_text(p, "%s.weight", at)));
     plan_out(p, "y", n.y);
     plan_out(p, "rstd", n.rstd);
-    plan_f32(p, "eps", p->job->config->layernorm_epsilon);
+    plan_f32(p, "eps", eps);
     return n;
 }
 
@@ -62,7 +69,7 @@ void plan_rmsnorm_backward(plan *p, const char *at, const plan_norm *n, plan_ten
     if (!plan_is_frozen(p, gamma))
         plan_accumulate(p, "dgamma", gamma);
     plan_out(p, "dx", dx);
-    plan_f32(p, "eps", p->job->config->layernorm_epsilon);
+    plan_f32(p, "eps", n->eps);
 }
 
 plan_tensor plan_add_op(plan *p, const char *at, plan_tensor a, plan_tensor b, plan_tensor y)

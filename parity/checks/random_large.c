@@ -31,6 +31,24 @@
         "T=4096 A=32 G=8 D=128 | heads=A groups=G head_dim=D",                                               \
             "T=8192 A=16 G=16 D=64 | heads=A groups=G head_dim=D"                                            \
     }
+/* DeepSeek-V3, DeepSeek-V2-Lite, and a quarter of the first one's heads. */
+#define LATENT                                                                                               \
+    {                                                                                                        \
+        "T=8192 C=512 R=64 | kv_lora_rank=C qk_pos_emb_head_dim=R",                                          \
+            "T=32768 C=512 R=64 | kv_lora_rank=C qk_pos_emb_head_dim=R"                                      \
+    }
+#define MLA_HEADS " | heads=A head_dim=D"
+#define MLA_Q                                                                                                \
+    {                                                                                                        \
+        "T=2048 A=128 D=192 P=2048 h=32" MLA_HEADS, "T=4096 A=16 D=192 P=4096 h=32" MLA_HEADS,               \
+            "T=4096 A=32 D=192 P=4096 h=32" MLA_HEADS                                                        \
+    }
+#define MLA " | heads=A qk_head_dim=N v_head_dim=V"
+#define MLA_KV                                                                                               \
+    {                                                                                                        \
+        "T=2048 A=128 N=128 V=128 P=2048 h=32" MLA, "T=4096 A=16 N=128 V=128 P=4096 h=32" MLA,               \
+            "T=4096 A=32 N=128 V=128 P=4096 h=32" MLA                                                        \
+    }
 #define PACK                                                                                                 \
     {                                                                                                        \
         "T=4096 A=32 P=2 D=128 | heads=A head_dim=D parts=P",                                                \
@@ -82,6 +100,12 @@ const parity_ask_large_row parity_ask_large_table[] = {
     {"layernorm_bwd", NORM("beta=1 ")},
     {"rope_fwd", ROPE},
     {"rope_bwd", ROPE},
+    {"kv_down_split_fwd", LATENT},
+    {"kv_down_split_bwd", LATENT},
+    {"mla_rope_q_fwd", MLA_Q},
+    {"mla_rope_q_bwd", MLA_Q},
+    {"mla_rope_kv_fwd", MLA_KV},
+    {"mla_rope_kv_bwd", MLA_KV},
     {"attention_fwd",
      {"B=1 Sq=4096 Sk=4096 A=32 G=8 D=128 Dv=128 first=0" HEADS "0.0884",
       "B=4 Sq=1024 Sk=1024 A=32 G=8 D=128 Dv=128 first=0" HEADS "0.0884",

@@ -177,6 +177,30 @@
     {                                                                                                        \
         "T=5 A=4 G=2 D=3 | " SPLIT, "T=9 A=3 G=1 D=40 | " SPLIT, "T=0 A=2 G=2 D=4 | " SPLIT                  \
     }
+#define LATENT "kv_lora_rank=C qk_pos_emb_head_dim=R"
+#define LATENT_SIZES                                                                                         \
+    {                                                                                                        \
+        "T=5 C=7 R=3 | " LATENT, "T=9 C=40 R=8 | " LATENT, "T=0 C=4 R=2 | " LATENT,                          \
+            "T=3 C=0 R=16 | " LATENT, "T=2 C=512 R=64 | " LATENT                                             \
+    }
+/* D - 2h columns pass */
+#define MLA_HEADS "heads=A head_dim=D"
+#define MLA_Q_SIZES                                                                                          \
+    {                                                                                                        \
+        "T=5 A=3 D=11 P=11 h=4 | " MLA_HEADS, "T=7 A=1 D=40 P=9 h=8 | " MLA_HEADS,                           \
+            "T=0 A=2 D=5 P=3 h=2 | " MLA_HEADS, "T=9 A=3 D=2 P=3 h=1 | " MLA_HEADS,                          \
+            "T=3 A=2 D=16 P=5 h=8 | " MLA_HEADS, "T=3 A=1 D=8 P=5 h=0 | " MLA_HEADS,                         \
+            "T=4 A=3 D=72 P=64 h=32 | " MLA_HEADS                                                            \
+    }
+#define MLA "heads=A qk_head_dim=N v_head_dim=V"
+#define MLA_KV_SIZES                                                                                         \
+    {                                                                                                        \
+        "T=5 A=3 N=3 V=5 P=11 h=4 | " MLA, "T=7 A=1 N=24 V=8 P=9 h=8 | " MLA,                                \
+            "T=0 A=2 N=4 V=2 P=3 h=2 | " MLA, "T=9 A=3 N=0 V=1 P=3 h=1 | " MLA,                              \
+            "T=3 A=5 N=0 V=16 P=5 h=8 | " MLA, "T=3 A=2 N=8 V=0 P=5 h=8 | " MLA,                             \
+            "T=2 A=3 N=16 V=24 P=5 h=0 | " MLA, "T=2 A=128 N=8 V=8 P=5 h=8 | " MLA,                          \
+            "T=2 A=131 N=1 V=2 P=5 h=3 | " MLA, "T=4 A=3 N=16 V=8 P=64 h=32 | " MLA                          \
+    }
 #define MERGE "heads=A head_dim=D"
 #define PACK MERGE " parts=P"
 #define PACK_SIZES                                                                                           \
@@ -660,5 +684,12 @@ const parity_ask_row parity_ask_table[] = {
      {"n=5 clipped=1 | lr=1e-3 " ADAM "beta2=0.95 weight_decay=0.1 step=7",
       "n=0 clipped=1 | lr=1e-3 " ADAM "beta2=0.999 weight_decay=0.0 step=1",
       "n=2500 clipped=0 | lr=2e-2 " ADAM "beta2=0.999 weight_decay=0.01 step=1000"}},
+    /* last: what stands before keeps its values */
+    {"kv_down_split_fwd", .sizes = LATENT_SIZES},
+    {"kv_down_split_bwd", .sizes = LATENT_SIZES},
+    {"mla_rope_q_fwd", {{.name = "q"}, TURN_SLOTS}, MLA_Q_SIZES},
+    {"mla_rope_q_bwd", {{.name = "dy"}, TURN_SLOTS}, MLA_Q_SIZES},
+    {"mla_rope_kv_fwd", {{.name = "kv"}, {.name = "k_pos_emb"}, TURN_SLOTS}, MLA_KV_SIZES},
+    {"mla_rope_kv_bwd", {{.name = "dk"}, {.name = "dv"}, TURN_SLOTS}, MLA_KV_SIZES},
     {.op = NULL},
 };

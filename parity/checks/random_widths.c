@@ -1,6 +1,6 @@
 /* Single operations at the widths of real models: every sum is as long as there, the other sizes are small.  Llama-3.1-405B:
  * hidden 16384, 128 heads of 128 in 8 groups, ffn 53248, vocabulary 128256; Llama-3.2-1B: hidden 2048, heads of 64; Qwen3-30B-A3B: 128 experts of 768, top 8, vocabulary 151936;
- * DeepSeek-V3: hidden 7168, 256 experts of 2048 in 8 groups, top 8 of 4 groups. */
+ * DeepSeek-V3: hidden 7168, 128 heads of 128 and 64 that turn, latent 512, 256 experts of 2048 in 8 groups, top 8 of 4 groups. */
 #include "parity/checks/random_request.h"
 
 #define HEADS "batch=B seq_q=Sq seq_k=Sk heads=A groups=G head_dim=D head_dim_v=Dv"
@@ -34,6 +34,10 @@ const parity_ask_widths_row parity_ask_widths_table[] = {
     {"rmsnorm_sumsq", {"T=16 H=16384 | columns=H"}},
     {"rmsnorm_bwd_dot", {"T=16 H=16384"}},
     {"rope_fwd", {"T=16 A=128 D=128 P=64 h=64"}},
+    {"mla_rope_q_fwd", {"T=16 A=128 D=192 P=64 h=32 | heads=A head_dim=D"}},
+    {"mla_rope_q_bwd", {"T=16 A=128 D=192 P=64 h=32 | heads=A head_dim=D"}},
+    {"mla_rope_kv_fwd", {"T=16 A=128 N=128 V=128 P=64 h=32 | heads=A qk_head_dim=N v_head_dim=V"}},
+    {"mla_rope_kv_bwd", {"T=16 A=128 N=128 V=128 P=64 h=32 | heads=A qk_head_dim=N v_head_dim=V"}},
     {"qkv_norm_rope_bwd", {"T=512 A=8 G=1 D=128 P=64 h=64 trained=1 | heads=A groups=G head_dim=D"}},
     {"attention_fwd", ATTENTION_WIDTHS},
     {"attention_bwd", ATTENTION_WIDTHS},

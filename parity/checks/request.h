@@ -60,6 +60,8 @@ void parity_ask_lattice_documents(parity_ask *q);
 void parity_ask_lattice_sights(parity_ask *q);
 /* exact_backward.c: rows of whole eights, for kernels that nothing before reaches. */
 void parity_ask_lattice_eights(parity_ask *q);
+/* Multi-latent attention: exact_mla.c. */
+void parity_ask_lattice_mla(parity_ask *q);
 /* Operations that our engines do not have. */
 void parity_ask_lattice_foreign(parity_ask *q);
 /* exact_request.c: the lattice requests of one rank, without collectives. */

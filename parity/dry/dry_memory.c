@@ -55,18 +55,20 @@ static void attention(const dry *d, const shape *s, double kept[2])
     kept[0] = kept[1] + norm_out + gathered + normed + rotated;
 }
 
-/* q, kv and the shared key part compressed; q, k and v of this tp rank's heads; [1] makes the norms' outputs and what is
- * gathered again. */
+/* q and kv compressed; q, k and v of this tp rank's heads; [1] makes the norms' outputs and what is gathered again. */
 static void mla(const dry *d, const shape *s, double kept[2])
 {
     const assay_model_config *c = &d->config;
     const double heads = (double)c->num_attention_heads / s->tp;
     const double qk = (double)(c->qk_head_dim + c->qk_pos_emb_head_dim), v = (double)c->v_head_dim;
-    const double inner = (double)(c->q_lora_rank + c->kv_lora_rank), pos = (double)c->qk_pos_emb_head_dim;
-    const double gathered = d->grid.p.sequence_parallel ? s->region * (inner + pos) * s->act : 0.0;
+    const double inner = (double)(c->q_lora_rank + c->kv_lora_rank);
+    const double q_read = c->q_lora_rank > 0 ? (double)c->q_lora_rank : s->h;
+    const double gathered =
+        d->grid.p.sequence_parallel ? s->region * (q_read + (double)c->kv_lora_rank) * s->act : 0.0;
     const double all_keys =
         d->grid.size[ASSAY_AXIS_CP] > 1 ? s->sequence * heads * (qk + v) * s->act : 0.0; /* of all cp ranks */
-    kept[1] = all_keys + s->rows * (s->h + inner + pos) * s->act + 3.0 * s->rows * s->sum +
+    const double norms = c->q_lora_rank > 0 ? 3.0 : 2.0;
+    kept[1] = all_keys + s->rows * (s->h + inner) * s->act + norms * s->rows * s->sum +
               s->region * heads * (2.0 * qk + 2.0 * v) * s->act + s->region * heads * s->sum;
     kept[0] = kept[1] + s->rows * (s->h + inner) * s->act + gathered;
 }

@@ -30,8 +30,7 @@ static const struct {
      "\"norm_topk_prob\":true,\"decoder_sparse_step\":1,\"mlp_only_layers\":[]}"},
 };
 
-/* deepseek-ai/DeepSeek-V3, field by field: no reader makes its mixer, because no engine computes it.  Of its config.json are
- * left out: the rotary scaling (yarn), the FP8 quantization of the stored weights, and num_nextn_predict_layers (a 62nd
+/* deepseek-ai/DeepSeek-V3, field by field.  Of its config.json are left out: the rotary scaling (yarn), the FP8 quantization of the stored weights, and num_nextn_predict_layers (a 62nd
  * layer that predicts a second token; the published 671.0 billion are without it). */
 static const char deepseek[] = "deepseek-v3";
 static const double deepseek_billions = 671.0;

@@ -9,10 +9,6 @@ static assay_status write_case(const dry *d, FILE *out, const char *path)
 {
     char layout[ASSAY_LAYOUT_TEXT];
     json_t *root = NULL;
-    for (int64_t l = 0; l < d->config.num_layers; l++)
-        ASSAY_CHECK(d->config.mixer[l] == ASSAY_MIXER_ATTENTION, ASSAY_UNSUPPORTED,
-                    "--numeric: mixer %s: not computed in this version",
-                    assay_mixer_name(d->config.mixer[l]));
     ASSAY_TRY(dry_shrink(d, out, layout, &root));
     const assay_status st = assay_json_save(root, path);
     json_decref(root);

@@ -73,6 +73,13 @@ static void shrink_model(const assay_model_config *o, const assay_parallel_confi
     c->num_query_groups = shared ? 1 : 2;
     c->num_attention_heads = c->num_query_groups * heads_of_group;
     c->kv_channels = 16;
+    if (assay_config_is_mla(o)) {
+        c->qk_head_dim = 10;
+        c->qk_pos_emb_head_dim = c->kv_channels - c->qk_head_dim;
+        c->v_head_dim = 12;
+        c->q_lora_rank = at_most(o->q_lora_rank, 14);
+        c->kv_lora_rank = 18;
+    }
     c->hidden_size = c->qk_layernorm_full_width ? c->num_attention_heads * c->kv_channels : 40;
     c->ffn_hidden_size = 24 * tp;
     c->vocab_size = 131; /* nothing divides it */
@@ -124,6 +131,11 @@ static void tell_all(const dry *d, FILE *out, const assay_parallel_config *p, co
     tell(out, "num_attention_heads", o->num_attention_heads, c->num_attention_heads);
     tell(out, "num_query_groups", o->num_query_groups, c->num_query_groups);
     tell(out, "kv_channels", o->kv_channels, c->kv_channels);
+    tell(out, "q_lora_rank", o->q_lora_rank, c->q_lora_rank);
+    tell(out, "kv_lora_rank", o->kv_lora_rank, c->kv_lora_rank);
+    tell(out, "qk_head_dim", o->qk_head_dim, c->qk_head_dim);
+    tell(out, "qk_pos_emb_head_dim", o->qk_pos_emb_head_dim, c->qk_pos_emb_head_dim);
+    tell(out, "v_head_dim", o->v_head_dim, c->v_head_dim);
     tell(out, "vocab_size", o->vocab_size, c->vocab_size);
     tell(out, "num_moe_experts", o->num_moe_experts, c->num_moe_experts);
     tell(out, "moe_router_topk", o->moe_router_topk, c->moe_router_topk);

@@ -81,8 +81,28 @@ static int64_t width(draws *d, bool wide)
     return wide ? 8 * between(d, 1, 17) : chance(d, 50) ? 2 * between(d, 2, 20) : between(d, 3, 40);
 }
 
+static void draw_mla(draws *d, bool wide, json_t *model)
+{
+    const int64_t rotated = wide ? ONE_OF(d, 16, 32, 64) : 2 * between(d, 1, 5);
+    const int64_t plain = wide ? 8 * between(d, 2, 16) : between(d, 1, 20);
+    put(d, model, "multi_latent_attention", json_true());
+    put_int(d, model, "num_attention_heads", ONE_OF(d, 1, 2, 2, 3, 4, 6));
+    if (chance(d, 60))
+        put_int(d, model, "q_lora_rank", width(d, wide));
+    else
+        put(d, model, "q_lora_rank", json_null());
+    put_int(d, model, "kv_lora_rank", width(d, wide));
+    put_int(d, model, "qk_head_dim", plain);
+    put_int(d, model, "qk_pos_emb_head_dim", rotated);
+    put_int(d, model, "v_head_dim", wide ? 8 * between(d, 2, 16) : between(d, 1, 24));
+}
+
 static void draw_attention(draws *d, bool wide, json_t *model)
 {
+    if (chance(d, 20)) {
+        draw_mla(d, wide, model);
+        return;
+    }
     const int64_t layers = int_of(model, "num_layers"), groups = ONE_OF(d, 1, 1, 2, 2, 3, 4),
                   heads = groups * (wide ? between(d, 1, 2) : between(d, 1, 4));
     put_int(d, model, "num_attention_heads", heads);

@@ -128,6 +128,19 @@ void ref_bound_rope(ref_pair y, const double *x, const double *cos_table, const 
 void ref_bound_rope_of(ref_pair y, const double *x, const double *xb, const double *cos_table,
                        const double *sin_table, const int64_t *position, int64_t rotary_dim, int64_t t,
                        int64_t heads, int64_t dim, const ref_declared *d);
+/* --- mla.c: of what turns; columns that pass have bound 0 */
+void ref_bound_mla_rope_q(ref_pair y, const double *x, const double *cos_table, const double *sin_table,
+                          const int64_t *position, int64_t rotary, int64_t t, int64_t heads, int64_t dim,
+                          bool back, const ref_declared *d);
+void ref_bound_mla_rope_k(ref_pair k, const double *kv, const double *k_pos_emb, const double *cos_table,
+                          const double *sin_table, const int64_t *position, int64_t rotary, int64_t t,
+                          int64_t heads, int64_t nope, int64_t value, const ref_declared *d);
+/* dk_pos_emb alone: the heads' sum in the declared order turns with its bound */
+assay_status ref_bound_mla_rope_dk(ref_pair dk_pos_emb, const double *dk, const double *cos_table,
+                                   const double *sin_table, const int64_t *position, int64_t rotary,
+                                   int64_t t, int64_t heads, int64_t nope, const ref_declared *d);
+
+/* --- elementwise.c, too */
 /* Ascending rows onto the old value or beside it: the larger of both. */
 assay_status ref_bound_embedding_bwd(ref_pair dweight, const double *dy, const int64_t *ids,
                                      const double *old, int64_t vocab_start, int64_t t, int64_t v, int64_t h,

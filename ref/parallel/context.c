@@ -81,10 +81,10 @@ static assay_status gather_bwd(ref_pass *p, ref_tensor *dpiece, const ref_tensor
 
 /* --- a2a -------------------------------------------------------------------------------------------------------- */
 
-/* y = x with the heads of every cp rank together, [P,T,A/P,D]; back: as they were.  Nothing is computed. */
-static assay_status repack(ref_pass *p, ref_tensor *y, const ref_tensor *x, bool back)
+/* y = x with the heads, d wide, of every cp rank together, [P,T,A/P,D]; back: as they were.  Nothing is computed. */
+static assay_status repack(ref_pass *p, ref_tensor *y, const ref_tensor *x, int64_t d, bool back)
 {
-    const int64_t parts = p->e->grid.p.context_parallel_size, d = p->e->config->kv_channels;
+    const int64_t parts = p->e->grid.p.context_parallel_size;
     for (int r = 0; r < p->n; r++) {
         const int64_t t = ref_pass_region_tokens(p, r);
         const int64_t cols = back ? x->at[r].cols * parts : x->at[r].cols, heads = cols / d;
@@ -99,8 +99,8 @@ static assay_status repack(ref_pass *p, ref_tensor *y, const ref_tensor *x, bool
     return ref_store(p, y, REF_STORE_EXACT);
 }
 
-/* all_to_all over cp.  outward: packed heads of the own positions -> own heads of all positions; else the way back. */
-static assay_status exchange(ref_pass *p, ref_tensor *to, const ref_tensor *from, bool outward)
+/* all_to_all over cp.  outward: packed heads, d wide, of the own positions -> own heads of all positions; else the way back. */
+static assay_status exchange(ref_pass *p, ref_tensor *to, const ref_tensor *from, int64_t d, bool outward)
 {
     const int parts = p->e->grid.p.context_parallel_size;
     void *memory;
@@ -122,7 +122,7 @@ static assay_status exchange(ref_pass *p, ref_tensor *to, const ref_tensor *from
         if (g.size > 0)
             ref_all_to_all(p->e->recv, p->e->send, counts, g.size);
     }
-    to->heads = from->at[0].cols / p->e->config->kv_channels;
+    to->heads = from->at[0].cols / d;
     to->token_rows = outward;
     return ref_store(p, to, REF_STORE_EXACT);
 }
@@ -134,32 +134,41 @@ static const char *instance_of(const char *verb, char letter, char out[ASSAY_NAM
     return out;
 }
 
+/* Width of a head of q, k or v. */
+static int64_t width_of(const ref_pass *p, char letter)
+{
+    return letter == 'v' ? assay_config_value_dim(p->e->config) : p->e->config->kv_channels;
+}
+
 /* x of the own positions -> own heads of all positions */
 static assay_status heads_to_sequence(ref_pass *p, ref_tensor *to, const ref_tensor *x, char letter)
 {
+    const int64_t d = width_of(p, letter);
     char pack[ASSAY_NAME], a2a[ASSAY_NAME];
     ref_tensor packed;
     ASSAY_TRY(ref_new(p, &packed, instance_of("pack", letter, pack), "y"));
     ASSAY_TRY(ref_new(p, to, instance_of("a2a", letter, a2a), "recv"));
-    ASSAY_TRY(repack(p, &packed, x, false));
-    return exchange(p, to, &packed, true);
+    ASSAY_TRY(repack(p, &packed, x, d, false));
+    return exchange(p, to, &packed, d, true);
 }
 
 /* The gradient of x, from that of `to` */
 static assay_status heads_to_sequence_bwd(ref_pass *p, ref_tensor *dx, const ref_tensor *dto,
                                           const ref_tensor *x, char letter)
 {
+    const int64_t d = width_of(p, letter);
     char pack[ASSAY_NAME];
     ref_tensor packed;
     ASSAY_TRY(ref_new(p, &packed, instance_of("pack", letter, pack), "y.grad"));
     ASSAY_TRY(ref_new_grad(p, dx, x, NULL));
-    ASSAY_TRY(exchange(p, &packed, dto, false));
-    return repack(p, dx, &packed, true);
+    ASSAY_TRY(exchange(p, &packed, dto, d, false));
+    return repack(p, dx, &packed, d, true);
 }
 
 static assay_status a2a_fwd(ref_pass *p, ref_context_acts *a, ref_tensor *o, const ref_tensor *q,
                             const ref_tensor *k, const ref_tensor *v)
 {
+    const int64_t d = assay_config_value_dim(p->e->config);
     ref_tensor packed;
     ASSAY_TRY(make_positions(p, &a->seen.q_position, true));
     a->seen.k_position = a->seen.q_position;
@@ -171,8 +180,8 @@ static assay_status a2a_fwd(ref_pass *p, ref_context_acts *a, ref_tensor *o, con
                                   "self_attention.core_attention"));
     ASSAY_TRY(ref_new(p, &packed, "self_attention.a2a_o", "recv"));
     ASSAY_TRY(ref_new(p, o, "self_attention.unpack_o", "y"));
-    ASSAY_TRY(exchange(p, &packed, &a->o, false));
-    ASSAY_TRY(repack(p, o, &packed, true));
+    ASSAY_TRY(exchange(p, &packed, &a->o, d, false));
+    ASSAY_TRY(repack(p, o, &packed, d, true));
     o->heads = 0; /* [S,B,A*D], as attention leaves it */
     return ASSAY_OK;
 }
@@ -181,11 +190,12 @@ static assay_status a2a_bwd(ref_pass *p, ref_tensor *dq, ref_tensor *dk, ref_ten
                             const ref_context_acts *a, const ref_tensor *dout, const ref_tensor *q,
                             const ref_tensor *k, const ref_tensor *v)
 {
+    const int64_t d = assay_config_value_dim(p->e->config);
     ref_tensor packed, d_o, dq_all, dk_all, dv_all;
     ASSAY_TRY(ref_new(p, &packed, "self_attention.a2a_o", "recv.grad"));
     ASSAY_TRY(ref_new_grad(p, &d_o, &a->o, NULL));
-    ASSAY_TRY(repack(p, &packed, dout, false));
-    ASSAY_TRY(exchange(p, &d_o, &packed, true));
+    ASSAY_TRY(repack(p, &packed, dout, d, false));
+    ASSAY_TRY(exchange(p, &d_o, &packed, d, true));
     ASSAY_TRY(ref_ranks_attention_bwd(p, &dq_all, &dk_all, &dv_all, &d_o, &a->q, &a->k, &a->v, &a->o, &a->lse,
                                       &a->seen));
     ASSAY_TRY(heads_to_sequence_bwd(p, dq, &dq_all, q, 'q'));
@@ -245,7 +255,7 @@ static assay_status merge(ref_pass *p, ref_tensor *o, ref_tensor *lse, const ref
         ASSAY_TRY(ref_piece_new(&p->arena, &o->at[r], t, o_a.at[r].cols));
         ASSAY_TRY(ref_piece_new(&p->arena, &lse->at[r], t, heads));
         ref_attention_merge(o->at[r].x, lse->at[r].x, o_a.at[r].x, lse_a.at[r].x, o_b->at[r].x,
-                            lse_b->at[r].x, t * heads, p->e->config->kv_channels);
+                            lse_b->at[r].x, t * heads, assay_config_value_dim(p->e->config));
     }
     ASSAY_TRY(ref_store(p, lse, REF_STORE_LSE));
     return ref_store(p, o, last ? REF_STORE_ATTENTION : REF_STORE_LSE);

@@ -166,7 +166,7 @@ Test(config_megatron, what_is_not_there_is_refused_by_name)
         {"{\"tie_word_embeddings\":true}", ASSAY_MISMATCH, "contradict each other"},
         {"{\"add_bias_linear\":true," MOE "}", ASSAY_UNSUPPORTED, "biases of router and experts"},
         {"{\"multi_latent_attention\":true}", ASSAY_UNSUPPORTED,
-         "multi-head latent attention is not supported yet"},
+         "qk_layernorm: missing: multi-latent attention without its inner norms is not supported yet"},
         {"{\"mtp_num_layers\":1}", ASSAY_UNSUPPORTED, "multi-token prediction is not supported yet"},
         {"{\"moe_router_dtype\":\"fp64\"," MOE "}", ASSAY_UNSUPPORTED,
          "moe_router_dtype: fp64 is not supported yet, expected fp32, or model"},
