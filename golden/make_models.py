@@ -1,7 +1,7 @@
-"""Small random models of nine architectures with Hugging Face transformers, in double.
+"""Small random models of ten architectures with Hugging Face transformers, in double.
 
 Per model, under golden/models/<name>/: config.json, model.safetensors, batch.safetensors,
-golden.safetensors; for four of them also train_batch, train_golden and train_options.json.
+golden.safetensors; for five of them also train_batch, train_golden and train_options.json.
 README.md says what is in each file. Run: python golden/make_models.py [--check-only] [NAME...]
 """
 import argparse
@@ -22,6 +22,7 @@ MODELS = GOLDEN / "models"
 BATCH, SEQ = 2, 41
 TRAIN_SHAPE = (3, 2, 2, 24)  # steps, microbatches, batch, sequence
 IGNORE = -100
+UNTRAINED = "e_score_correction_bias"  # a buffer in every file: no gradient
 
 # "v4" asks for rope_theta + rope_scaling on disk, as transformers 4 wrote it; "rope_scaling" is then
 # that entry. "rename" gives keys of config.json the name that folders on the hub have (transformers 5
@@ -125,6 +126,23 @@ CASES = {
             num_attention_heads=6, num_key_value_heads=3, attention_bias=True, attention_out_bias=False,
             mlp_bias=False, residual_dropout=0.0, rms_norm_eps=1e-6, tie_word_embeddings=False,
             max_position_embeddings=128, rope_parameters=dict(rope_type="default", rope_theta=10000000.0))),
+    "deepseek_v3": dict(
+        seed=81, arch="DeepseekV3", train=dict(clip_grad=4.0, moe_router_bias_update_rate=0.0),
+        config=dict(
+            vocab_size=73, hidden_size=28, intermediate_size=26, moe_intermediate_size=9, num_hidden_layers=3,
+            num_attention_heads=3, num_key_value_heads=3, q_lora_rank=12, kv_lora_rank=8, qk_nope_head_dim=6,
+            qk_rope_head_dim=4, v_head_dim=10, first_k_dense_replace=1, n_routed_experts=12, n_shared_experts=2,
+            num_experts_per_tok=4, n_group=4, topk_group=2, norm_topk_prob=True, routed_scaling_factor=2.5,
+            rms_norm_eps=1e-5, tie_word_embeddings=False, max_position_embeddings=128,
+            num_nextn_predict_layers=0, rope_parameters=dict(rope_type="default", rope_theta=10000.0))),
+    "deepseek_v3_q": dict(
+        seed=82, arch="DeepseekV3", layout=True, v4=True, rope_scaling=None,
+        config=dict(
+            vocab_size=79, hidden_size=32, intermediate_size=22, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=4, q_lora_rank=None, kv_lora_rank=12, qk_nope_head_dim=10, qk_rope_head_dim=6,
+            v_head_dim=8, first_k_dense_replace=2, n_routed_experts=4, num_experts_per_tok=2, n_group=1,
+            topk_group=1, rms_norm_eps=1e-6, tie_word_embeddings=True, max_position_embeddings=128,
+            num_nextn_predict_layers=0, rope_parameters=dict(rope_type="default", rope_theta=50000.0))),
 }
 
 TRAIN_OPTIONS = dict(optimizer="adam", lr=1e-3, lr_decay_style="constant", adam_beta1=0.9, adam_beta2=0.95,
@@ -156,6 +174,9 @@ def draw_weights(model, seed):
             else:
                 value = value / p.shape[-1] ** 0.5
             p.copy_(value.to(torch.bfloat16).to(FLOAT64))
+        for name, b in sorted(model.named_buffers()):
+            if name.endswith(UNTRAINED):
+                b.copy_((0.2 * draw(b.shape, generator)).to(torch.bfloat16).to(FLOAT64))
 
 
 def build_model(case):
@@ -186,7 +207,7 @@ def grads_on_disk(model):
     with torch.no_grad():
         for p in model.parameters():
             p.copy_(torch.zeros_like(p) if p.grad is None else p.grad)
-        grads = on_disk(model)
+        grads = {n: g for n, g in on_disk(model).items() if not n.endswith(UNTRAINED)}
         for n, p in model.named_parameters():
             p.copy_(kept[n])
     return grads
@@ -337,8 +358,18 @@ class RouterMargin:
         self.gap, self.hooks, self.model = float("inf"), [], model
 
     def record(self, router, _args, out):
-        best = out[0].detach().softmax(-1).sort(-1, descending=True).values
+        scores = out[0].detach().softmax(-1) if not hasattr(router, UNTRAINED) else self.of_groups(router, out[0].detach())
+        best = scores.sort(-1, descending=True).values
         self.gap = min(self.gap, (best[:, router.top_k - 1] - best[:, router.top_k]).min().item())
+
+    def of_groups(self, router, logits):
+        """DeepSeek-V3's scores with bias, -inf outside the groups that are taken; the choice of groups has a gap, too."""
+        scores = (logits.sigmoid() + getattr(router, UNTRAINED)).view(len(logits), router.num_group, -1)
+        order = scores.topk(2).values.sum(-1).sort(-1, descending=True)
+        gap = order.values[:, router.topk_group - 1] - order.values[:, router.topk_group]
+        self.gap = min(self.gap, gap.min().item())
+        taken = torch.zeros_like(order.values).scatter_(1, order.indices[:, :router.topk_group], 1.0)
+        return scores.masked_fill(taken[..., None] == 0, float("-inf")).flatten(1)
 
     def __enter__(self):
         self.hooks = [m.register_forward_hook(self.record) for m in self.model.modules()
@@ -436,8 +467,9 @@ def check_model(name):
                 p.copy_(torch.zeros_like(p) if p.grad is None else p.grad)
         model.save_pretrained(scratch)
         grads = load_file(pathlib.Path(scratch) / "model.safetensors")
+    grads = {n: g for n, g in grads.items() if not n.endswith(UNTRAINED)}
     assert {"grad." + n for n in grads} == {n for n in golden if n.startswith("grad.")}
-    assert set(grads) == set(load_file(folder / "model.safetensors"))
+    assert set(grads) == {n for n in load_file(folder / "model.safetensors") if not n.endswith(UNTRAINED)}
     err_grad = max(worst(g, golden["grad." + n]) for n, g in grads.items() if golden["grad." + n].any())
     zero = sum(not golden["grad." + n].any() for n in grads)
     size = sum(f.stat().st_size for f in folder.iterdir())

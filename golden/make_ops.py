@@ -188,6 +188,40 @@ def rope():
               {"inv_freq": inv, "cos": cos, "sin": sin, "position": position})
 
 
+def rotate_pairs(x, cos, sin):
+    """x [T,N,2h], cos and sin [T,h]; neighbours turn, results lie in halves."""
+    a, b = x[..., 0::2], x[..., 1::2]
+    c, s = cos[:, None, :], sin[:, None, :]
+    return torch.cat([a * c - b * s, b * c + a * s], dim=-1)
+
+
+def mla_rope():
+    """Between the linears of multi-latent attention: kv_combined [T,C+2h] apart, q [T,A,N+2h] turned at its end, kv [T,A,N+V] and the
+    shared position part joined to k [T,A,N+2h] and v [T,A,V]."""
+    cases = {"mla_rope": dict(a=3, n=6, h=4, v=5, c=7), "mla_rope_narrow": dict(a=1, n=1, h=1, v=2, c=3),
+             "mla_rope_no_nope": dict(a=5, n=0, h=3, v=4, c=2)}
+    p, t = 29, 9
+    for name, size in cases.items():
+        a, n, h, v, c = (size[key] for key in "anhvc")
+        angles = torch.arange(p, dtype=torch.int64).double()[:, None] / 100.0 ** (torch.arange(h).double() / h)
+        cos, sin = angles.cos(), angles.sin()
+        d = Draw(name)
+        position = d.integers(p, t)
+        position[0], position[3], position[4] = p - 1, 0, position[2]
+
+        def f(kv_combined, q, kv):
+            compressed, shared = kv_combined[:, :c], rotate_pairs(kv_combined[:, None, c:], cos[position], sin[position])
+            return {"kv_compressed": compressed, "v": kv[..., n:],
+                    "q_out": torch.cat([q[..., :n], rotate_pairs(q[..., n:], cos[position], sin[position])], -1),
+                    "k": torch.cat([kv[..., :n], shared.expand(-1, a, -1)], -1)}
+
+        write(name, {"kv_combined": d.normal(t, c + 2 * h), "q": d.normal(t, a, n + 2 * h), "kv": d.normal(t, a, n + v)},
+              {"kv_compressed": d.normal(t, c), "q_out": d.normal(t, a, n + 2 * h), "k": d.normal(t, a, n + 2 * h),
+               "v": d.normal(t, a, v)}, f,
+              {"kv_lora_rank": c, "qk_head_dim": n, "v_head_dim": v, "heads": a},
+              {"cos": cos, "sin": sin, "position": position})
+
+
 def attention():
     """q [T,A,D], k and v [T,G,D]; token (s,b) is row s*B + b. Query head j reads group j / (A/G).
 
@@ -492,6 +526,12 @@ def check():
     same(t["o"], o.permute(2, 0, 1, 3).reshape(26, 4, 8))
     t = load("swiglu")
     same(t["y"], F.silu(t["x"][:, :9]) * t["x"][:, 9:])
+    from transformers.models.deepseek_v3.modeling_deepseek_v3 import apply_rotary_pos_emb_interleave
+    t = load("mla_rope")
+    both = [torch.cat([t[table][t["position"]]] * 2, -1)[None] for table in ("cos", "sin")]
+    turned = apply_rotary_pos_emb_interleave(t["q"][None, ..., 6:], t["kv_combined"][None, :, None, 7:], *both, unsqueeze_dim=2)
+    same(t["q_out"][..., 6:], turned[0][0])
+    same(t["k"][..., 6:], turned[1][0].expand(-1, 3, -1))
     t = load("z_loss")
     softmax = torch.softmax(t["logits"], -1)
     same(t["dlogits"], 0.7 * 0.001 * 2 / 13 * t["lse"][:, None] * softmax)
@@ -505,7 +545,7 @@ def main():
     deterministic()
     torch.set_default_dtype(torch.float64)
     shutil.rmtree(OPS, ignore_errors=True)
-    for make in (rmsnorm, layernorm, linear, embedding, swiglu, clamp, rope, attention, router, aux_loss, z_loss, experts,
+    for make in (rmsnorm, layernorm, linear, embedding, swiglu, clamp, rope, mla_rope, attention, router, aux_loss, z_loss, experts,
                  shared_expert, cross_entropy, adamw, clip_grad, lr_schedule):
         make()
     check()

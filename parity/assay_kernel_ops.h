@@ -243,7 +243,7 @@ enum {
     ASSAY_KERNEL_ATTR_KV_DOWN_SPLIT_BWD_QK_POS_EMB_HEAD_DIM = 1,
 };
 
-/* | `mla_rope_q_fwd` | q act [T,A,D], cos F32 [P,h], sin F32 [P,h], position I64 [T] | | y act [T,A,D] | |
+/* | `mla_rope_q_fwd` | q act [T,A*D], cos F32 [P,h], sin F32 [P,h], position I64 [T] | | y act [T,A,D] | heads (A), head_dim (D) |
    sums: none */
 enum {
     ASSAY_KERNEL_SLOT_MLA_ROPE_Q_FWD_Q = 0,
@@ -251,9 +251,11 @@ enum {
     ASSAY_KERNEL_SLOT_MLA_ROPE_Q_FWD_SIN = 2,
     ASSAY_KERNEL_SLOT_MLA_ROPE_Q_FWD_POSITION = 3,
     ASSAY_KERNEL_SLOT_MLA_ROPE_Q_FWD_Y = 4,
+    ASSAY_KERNEL_ATTR_MLA_ROPE_Q_FWD_HEADS = 0,
+    ASSAY_KERNEL_ATTR_MLA_ROPE_Q_FWD_HEAD_DIM = 1,
 };
 
-/* | `mla_rope_q_bwd` | dy act [T,A,D], cos F32 [P,h], sin F32 [P,h], position I64 [T] | | dx act [T,A,D] | |
+/* | `mla_rope_q_bwd` | dy act [T,A,D], cos F32 [P,h], sin F32 [P,h], position I64 [T] | | dx act [T,A*D] | heads (A), head_dim (D) |
    sums: none */
 enum {
     ASSAY_KERNEL_SLOT_MLA_ROPE_Q_BWD_DY = 0,
@@ -261,9 +263,11 @@ enum {
     ASSAY_KERNEL_SLOT_MLA_ROPE_Q_BWD_SIN = 2,
     ASSAY_KERNEL_SLOT_MLA_ROPE_Q_BWD_POSITION = 3,
     ASSAY_KERNEL_SLOT_MLA_ROPE_Q_BWD_DX = 4,
+    ASSAY_KERNEL_ATTR_MLA_ROPE_Q_BWD_HEADS = 0,
+    ASSAY_KERNEL_ATTR_MLA_ROPE_Q_BWD_HEAD_DIM = 1,
 };
 
-/* | `mla_rope_kv_fwd` | kv act [T,A,N+V], k_pos_emb act [T,2*h], cos F32 [P,h], sin F32 [P,h], position I64 [T] | | k act [T,A,N+2*h], v act [T,A,V] | heads (A), qk_head_dim (N), v_head_dim (V) |
+/* | `mla_rope_kv_fwd` | kv act [T,A*(N+V)], k_pos_emb act [T,2*h], cos F32 [P,h], sin F32 [P,h], position I64 [T] | | k act [T,A,N+2*h], v act [T,A,V] | heads (A), qk_head_dim (N), v_head_dim (V) |
    sums: none */
 enum {
     ASSAY_KERNEL_SLOT_MLA_ROPE_KV_FWD_KV = 0,
@@ -278,7 +282,7 @@ enum {
     ASSAY_KERNEL_ATTR_MLA_ROPE_KV_FWD_V_HEAD_DIM = 2,
 };
 
-/* | `mla_rope_kv_bwd` | cos F32 [P,h], sin F32 [P,h], position I64 [T], dk act [T,A,N+2*h], dv act [T,A,V] | | dkv act [T,A,N+V], dk_pos_emb act [T,2*h] | heads (A), qk_head_dim (N), v_head_dim (V) |
+/* | `mla_rope_kv_bwd` | cos F32 [P,h], sin F32 [P,h], position I64 [T], dk act [T,A,N+2*h], dv act [T,A,V] | | dkv act [T,A*(N+V)], dk_pos_emb act [T,2*h] | heads (A), qk_head_dim (N), v_head_dim (V) |
    sums: dk_pos_emb: A */
 enum {
     ASSAY_KERNEL_SLOT_MLA_ROPE_KV_BWD_COS = 0,

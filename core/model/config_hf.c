@@ -31,7 +31,7 @@ static assay_status refuse_ignored(const json_t *root, const char *what, const a
     static const char *const biases[] = {"attention_bias", "mlp_bias"};
     for (int i = 0; i < 2 && class->strict; i++) {
         const bool read = is_key(class->qkv_bias, biases[i]) || is_key(class->proj_bias, biases[i]) ||
-                          is_key(class->mlp_bias, biases[i]);
+                          is_key(class->mlp_bias, biases[i]) || (class->mla && i == 0); /* config_mla.c */
         ASSAY_CHECK(read || !json_is_true(json_object_get(root, biases[i])), ASSAY_UNSUPPORTED,
                     "%s: %s: %s has no such bias, expected false or nothing", what, biases[i],
                     class->model_type);

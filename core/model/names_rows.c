@@ -15,6 +15,11 @@ typedef struct linear_input {
 } linear_input;
 static const linear_input linear_inputs[] = {
     {"self_attention.linear_qkv", "input_layernorm.y", false},
+    {"self_attention.linear_q_proj", "input_layernorm.y", false},
+    {"self_attention.linear_q_down_proj", "input_layernorm.y", false},
+    {"self_attention.linear_q_up_proj", "self_attention.q_layernorm.y", true},
+    {"self_attention.linear_kv_down_proj", "input_layernorm.y", false},
+    {"self_attention.linear_kv_up_proj", "self_attention.kv_layernorm.y", true},
     {"self_attention.linear_proj", "self_attention.core_attention.o", true},
     {"mlp.linear_fc1", "pre_mlp_layernorm.y", false},
     {"mlp.linear_fc2", "mlp.activation.y", true},
@@ -33,7 +38,20 @@ static const char *const output_of[][2] = {
 };
 
 /* Between parameters: of every layer. */
-typedef enum { ALWAYS, TIED, DENSE, MOE, SHARED, NOT_SHARED, NORMED, PLAIN_HEADS, NORMED_HEADS } condition;
+typedef enum {
+    ALWAYS,
+    TIED,
+    DENSE,
+    MOE,
+    SHARED,
+    NOT_SHARED,
+    NORMED,
+    PLAIN_HEADS,
+    NORMED_HEADS,
+    WHOLE_HEADS, /* rotated as a whole: not those of MLA, where theirs holds the rotated part alone */
+    MLA,
+    MLA_Q /* q is compressed, too */
+} condition;
 typedef struct between {
     condition when;
     const char *theirs, *ours;
@@ -50,11 +68,17 @@ static const between of_layer[] = {
     {NORMED, "self_attn.k_norm.input", "self_attention.qkv_split.k", ASSAY_AXES_BATCH_FIRST, EQUAL},
     {ALWAYS, "self_attn.rope.cos", "rope.cos", ASSAY_AXES_SAME, EQUAL},
     {ALWAYS, "self_attn.rope.sin", "rope.sin", ASSAY_AXES_SAME, EQUAL},
-    {ALWAYS, "self_attn.rope_q.y", "self_attention.rope_q.y", ASSAY_AXES_SAME, EQUAL},
-    {ALWAYS, "self_attn.rope_k.y", "self_attention.rope_k.y", ASSAY_AXES_SAME, EQUAL},
+    {WHOLE_HEADS, "self_attn.rope_q.y", "self_attention.rope_q.y", ASSAY_AXES_SAME, EQUAL},
+    {WHOLE_HEADS, "self_attn.rope_k.y", "self_attention.rope_k.y", ASSAY_AXES_SAME, EQUAL},
+    {MLA_Q, "self_attn.q_a_layernorm.input", "self_attention.linear_q_down_proj.y", ASSAY_AXES_BATCH_FIRST,
+     EQUAL},
+    {MLA, "self_attn.kv_a_layernorm.input", "self_attention.kv_down_split.kv_compressed",
+     ASSAY_AXES_BATCH_FIRST, EQUAL},
     {ALWAYS, "self_attn.core_attention.q", "self_attention.rope_q.y", ASSAY_AXES_SAME, EQUAL},
-    {ALWAYS, "self_attn.core_attention.k", "self_attention.rope_k.y", ASSAY_AXES_SAME, EQUAL},
-    {ALWAYS, "self_attn.core_attention.v", "self_attention.qkv_split.v", ASSAY_AXES_SAME, EQUAL},
+    {WHOLE_HEADS, "self_attn.core_attention.k", "self_attention.rope_k.y", ASSAY_AXES_SAME, EQUAL},
+    {WHOLE_HEADS, "self_attn.core_attention.v", "self_attention.qkv_split.v", ASSAY_AXES_SAME, EQUAL},
+    {MLA, "self_attn.core_attention.k", "self_attention.rope_kv.k", ASSAY_AXES_SAME, EQUAL},
+    {MLA, "self_attn.core_attention.v", "self_attention.rope_kv.v", ASSAY_AXES_SAME, EQUAL},
     {ALWAYS, "self_attn.core_attention.o", "self_attention.core_attention.o", ASSAY_AXES_SAME, EQUAL},
     {ALWAYS, "self_attn", "self_attention.linear_proj.y", ASSAY_AXES_BATCH_FIRST, EQUAL},
     {ALWAYS, "self_attn.residual.b", "self_attention.linear_proj.y", ASSAY_AXES_BATCH_FIRST, EQUAL},
@@ -84,10 +108,16 @@ static const between of_backward[] = {
     {ALWAYS, "post_attention_layernorm.dx", "pre_mlp_layernorm.dx", ASSAY_AXES_BATCH_FIRST, EQUAL},
     {ALWAYS, "self_attn.core_attention.do", "self_attention.core_attention.o.grad", ASSAY_AXES_SAME, EQUAL},
     {ALWAYS, "self_attn.core_attention.dq", "self_attention.rope_q.y.grad", ASSAY_AXES_SAME, EQUAL},
-    {ALWAYS, "self_attn.core_attention.dk", "self_attention.rope_k.y.grad", ASSAY_AXES_SAME, EQUAL},
-    {ALWAYS, "self_attn.core_attention.dv", "self_attention.qkv_split.v.grad", ASSAY_AXES_SAME, EQUAL},
-    {ALWAYS, "self_attn.rope_q.dy", "self_attention.rope_q.y.grad", ASSAY_AXES_SAME, EQUAL},
-    {ALWAYS, "self_attn.rope_k.dy", "self_attention.rope_k.y.grad", ASSAY_AXES_SAME, EQUAL},
+    {WHOLE_HEADS, "self_attn.core_attention.dk", "self_attention.rope_k.y.grad", ASSAY_AXES_SAME, EQUAL},
+    {WHOLE_HEADS, "self_attn.core_attention.dv", "self_attention.qkv_split.v.grad", ASSAY_AXES_SAME, EQUAL},
+    {MLA, "self_attn.core_attention.dk", "self_attention.rope_kv.k.grad", ASSAY_AXES_SAME, EQUAL},
+    {MLA, "self_attn.core_attention.dv", "self_attention.rope_kv.v.grad", ASSAY_AXES_SAME, EQUAL},
+    {MLA_Q, "self_attn.q_a_layernorm.dx", "self_attention.linear_q_down_proj.y.grad", ASSAY_AXES_BATCH_FIRST,
+     EQUAL},
+    {MLA, "self_attn.kv_a_layernorm.dx", "self_attention.kv_down_split.kv_compressed.grad",
+     ASSAY_AXES_BATCH_FIRST, EQUAL},
+    {WHOLE_HEADS, "self_attn.rope_q.dy", "self_attention.rope_q.y.grad", ASSAY_AXES_SAME, EQUAL},
+    {WHOLE_HEADS, "self_attn.rope_k.dy", "self_attention.rope_k.y.grad", ASSAY_AXES_SAME, EQUAL},
     {PLAIN_HEADS, "self_attn.rope_q.dx", "self_attention.qkv_split.q.grad", ASSAY_AXES_SAME, EQUAL},
     {PLAIN_HEADS, "self_attn.rope_k.dx", "self_attention.qkv_split.k.grad", ASSAY_AXES_SAME, EQUAL},
     {NORMED_HEADS, "self_attn.rope_q.dx", "self_attention.q_layernorm.y.grad", ASSAY_AXES_SAME, EQUAL},
@@ -265,9 +295,15 @@ static bool holds(condition when, const assay_model_config *c, int64_t layer)
     case NORMED:
         return c->qk_layernorm;
     case PLAIN_HEADS:
-        return !c->qk_layernorm || c->qk_layernorm_full_width;
+        return !assay_config_is_mla(c) && (!c->qk_layernorm || c->qk_layernorm_full_width);
     case NORMED_HEADS:
         return c->qk_layernorm && !c->qk_layernorm_full_width;
+    case WHOLE_HEADS:
+        return !assay_config_is_mla(c);
+    case MLA:
+        return assay_config_is_mla(c);
+    case MLA_Q:
+        return assay_config_is_mla(c) && c->q_lora_rank > 0;
     }
     return false;
 }
@@ -291,6 +327,16 @@ static assay_status add_added(assay_names *n, int64_t layer)
     return ASSAY_OK;
 }
 
+/* The module of the shared expert is called as its class says. */
+static void their_name(const assay_names *n, int64_t layer, const char *name, char out[ASSAY_NAME])
+{
+    static const char word[] = "mlp.shared_expert";
+    const bool shared = strncmp(name, word, sizeof word - 1) == 0;
+    snprintf(out, ASSAY_NAME, "model.layers.%lld%s%s%s", (long long)layer, name[0] != '\0' ? "." : "",
+             shared ? assay_hf_class_of(n->spec->config.arch)->moe.shared : "",
+             shared ? name + sizeof word - 1 : name);
+}
+
 static assay_status add_between(assay_names *n, int64_t layer)
 {
     for (size_t i = 0; i < sizeof of_layer / sizeof *of_layer; i++) {
@@ -298,8 +344,7 @@ static assay_status add_between(assay_names *n, int64_t layer)
         char theirs[ASSAY_NAME], ours[ASSAY_NAME];
         if (!holds(b->when, &n->spec->config, layer))
             continue;
-        snprintf(theirs, sizeof theirs, "model.layers.%lld%s%s", (long long)layer,
-                 b->theirs[0] != '\0' ? "." : "", b->theirs);
+        their_name(n, layer, b->theirs, theirs);
         const bool shared = strncmp(b->ours, "rope.", 5) == 0; /* one table for all layers */
         if (shared)
             snprintf(ours, sizeof ours, "%s", b->ours);

@@ -61,9 +61,15 @@ assay_status assay_spec_megatron_parts(assay_param_spec *p, assay_param_kind kin
         return expert_parts(p, c, "linear_fc1");
     case ASSAY_KIND_EXPERTS_FC2:
         return expert_parts(p, c, "linear_fc2");
-    case ASSAY_KIND_INPUT_NORM:
-        return c->layer_norm_in_linear ? norm_part(p, "self_attention.linear_qkv")
+    case ASSAY_KIND_MLA_Q_NORM:
+        return c->layer_norm_in_linear ? norm_part(p, "self_attention.linear_q_up_proj")
                                        : assay_spec_one_part(p, p->name);
+    case ASSAY_KIND_MLA_KV_NORM:
+        return c->layer_norm_in_linear ? norm_part(p, "self_attention.linear_kv_up_proj")
+                                       : assay_spec_one_part(p, p->name);
+    case ASSAY_KIND_INPUT_NORM: /* two linears of MLA read it: it stands alone */
+        return c->layer_norm_in_linear && !assay_config_is_mla(c) ? norm_part(p, "self_attention.linear_qkv")
+                                                                  : assay_spec_one_part(p, p->name);
     case ASSAY_KIND_PRE_MLP_NORM:
         return c->layer_norm_in_linear && c->mlp[p->layer] == ASSAY_MLP_DENSE
                    ? norm_part(p, "mlp.linear_fc1")
@@ -75,7 +81,8 @@ assay_status assay_spec_megatron_parts(assay_param_spec *p, assay_param_kind kin
 
 assay_status assay_config_find_files(const char *folder, assay_model_config *c)
 {
-    static const char stacked[] = ".mlp.experts.linear_fc1.weight", norm[] = ".linear_qkv.layer_norm_weight";
+    static const char stacked[] = ".mlp.experts.linear_fc1.weight", norm[] = ".linear_qkv.layer_norm_weight",
+                      inner_norm[] = ".linear_kv_up_proj.layer_norm_weight";
     assay_tensorfile *f = NULL;
     bool stored = false;
     ASSAY_TRY(assay_tensorfile_in_folder(folder, &stored));
@@ -88,7 +95,7 @@ assay_status assay_config_find_files(const char *folder, assay_model_config *c)
             c->expert_files = ASSAY_EXPERTS_LOCAL;
         else if (strstr(t->name, stacked) != NULL && t->ndim == 3)
             c->expert_files = ASSAY_EXPERTS_STACKED;
-        else if (strstr(t->name, norm) != NULL)
+        else if (strstr(t->name, norm) != NULL || strstr(t->name, inner_norm) != NULL)
             c->layer_norm_in_linear = true;
     }
     assay_tensorfile_close(f);

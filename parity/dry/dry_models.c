@@ -2,7 +2,6 @@
  * members that say nothing about shapes (token numbers, generation, dtype) are left out. */
 #include "parity/dry/dry.h"
 
-#include <string.h>
 #include <strings.h>
 
 static const struct {
@@ -28,56 +27,33 @@ static const struct {
      "\"attention_bias\":false,\"tie_word_embeddings\":false,\"use_sliding_window\":false,"
      "\"num_experts\":128,\"num_experts_per_tok\":8,\"moe_intermediate_size\":1536,"
      "\"norm_topk_prob\":true,\"decoder_sparse_step\":1,\"mlp_only_layers\":[]}"},
+    /* deepseek-ai/DeepSeek-V3 without what says nothing about shapes and is not computed: rope_scaling (yarn), the FP8
+     * quantization of the stored weights, num_nextn_predict_layers (a 62nd layer that predicts a second token; the published
+     * 671.0 billion are without it) */
+    {"deepseek-v3", 671.0,
+     "{\"model_type\":\"deepseek_v3\",\"architectures\":[\"DeepseekV3ForCausalLM\"],\"hidden_size\":7168,"
+     "\"intermediate_size\":18432,\"num_hidden_layers\":61,\"num_attention_heads\":128,"
+     "\"num_key_value_heads\":128,\"q_lora_rank\":1536,\"kv_lora_rank\":512,\"qk_nope_head_dim\":128,"
+     "\"qk_rope_head_dim\":64,\"v_head_dim\":128,\"vocab_size\":129280,\"max_position_embeddings\":163840,"
+     "\"rms_norm_eps\":1e-6,\"initializer_range\":0.02,\"rope_theta\":10000,\"hidden_act\":\"silu\","
+     "\"attention_bias\":false,\"attention_dropout\":0.0,\"tie_word_embeddings\":false,"
+     "\"first_k_dense_replace\":3,\"moe_layer_freq\":1,\"n_routed_experts\":256,\"n_shared_experts\":1,"
+     "\"num_experts_per_tok\":8,\"moe_intermediate_size\":2048,\"n_group\":8,\"topk_group\":4,"
+     "\"norm_topk_prob\":true,\"routed_scaling_factor\":2.5,\"scoring_func\":\"sigmoid\","
+     "\"topk_method\":\"noaux_tc\",\"aux_loss_alpha\":0.001,\"seq_aux\":true,\"ep_size\":1}"},
 };
 
-/* deepseek-ai/DeepSeek-V3, field by field.  Of its config.json are left out: the rotary scaling (yarn), the FP8 quantization of the stored weights, and num_nextn_predict_layers (a 62nd
- * layer that predicts a second token; the published 671.0 billion are without it). */
-static const char deepseek[] = "deepseek-v3";
-static const double deepseek_billions = 671.0;
-static void deepseek_v3(assay_model_config *c)
-{
-    enum { LAYERS = 61, DENSE_LAYERS = 3 };
-    memset(c, 0, sizeof *c);
-    c->arch = ASSAY_ARCH_MEGATRON;
-    c->num_layers = LAYERS;
-    c->hidden_size = 7168;
-    c->ffn_hidden_size = 18432;
-    c->num_attention_heads = c->num_query_groups = 128;
-    c->q_lora_rank = 1536;
-    c->kv_lora_rank = 512;
-    c->qk_head_dim = c->v_head_dim = 128;
-    c->qk_pos_emb_head_dim = 64;
-    c->kv_channels = c->qk_head_dim + c->qk_pos_emb_head_dim;
-    c->vocab_size = 129280;
-    c->max_position_embeddings = 163840;
-    c->layernorm_epsilon = 1e-6;
-    c->init_method_std = 0.02;
-    c->rotary_base = 10000.0;
-    c->rotary_percent = 1.0;
-    c->num_moe_experts = 256;
-    c->moe_router_topk = 8;
-    c->moe_ffn_hidden_size = c->moe_shared_expert_intermediate_size = 2048;
-    c->moe_router_score_function = ASSAY_SCORE_SIGMOID;
-    c->norm_topk_prob = c->moe_router_enable_expert_bias = true;
-    c->moe_router_topk_scaling_factor = 2.5;
-    c->moe_router_num_groups = 8;
-    c->moe_router_group_topk = 4;
-    for (int64_t l = 0; l < LAYERS; l++) {
-        c->mixer[l] = ASSAY_MIXER_MLA;
-        c->mlp[l] = l < DENSE_LAYERS ? ASSAY_MLP_DENSE : ASSAY_MLP_MOE;
-    }
-}
 enum { N_MODELS = sizeof models / sizeof *models };
 
 int dry_model_count(void)
 {
-    return N_MODELS + 1;
+    return N_MODELS;
 }
 
 const char *dry_model_at(int i, double *billions)
 {
-    *billions = i < N_MODELS ? models[i].billions : deepseek_billions;
-    return i < N_MODELS ? models[i].name : deepseek;
+    *billions = models[i].billions;
+    return models[i].name;
 }
 
 void dry_model_names(char *out, size_t capacity)
@@ -100,10 +76,6 @@ assay_status dry_model_load(const char *model, assay_model_config *out)
         const assay_status st = assay_config_from_json(root, models[i].name, out);
         json_decref(root);
         return st;
-    }
-    if (strcasecmp(model, deepseek) == 0) {
-        deepseek_v3(out);
-        return assay_config_check(out, deepseek);
     }
     const assay_status st = assay_config_load(model, out);
     if (st != ASSAY_NOT_FOUND)

@@ -279,7 +279,9 @@ static void draw_training(draws *d, const json_t *model, json_t *training)
     if (chance(d, 12))
         put_word(d, training, "freeze",
                  WORD_OF(d, "embedding.*", "decoder.layers.0.*", "*layernorm*", "decoder.layers.0.mlp.*",
-                         "*.linear_qkv.*"));
+                         json_is_true(json_object_get(model, "multi_latent_attention"))
+                             ? "*.linear_kv_down_proj.*"
+                             : "*.linear_qkv.*"));
 }
 
 /* Every boundary between pieces of the vocabulary is a label: a step has enough of them. */

@@ -645,6 +645,8 @@ Test(core_config, golden_models_load_and_round_trip)
         {"qwen2_moe_window", 4, 3, 1, 8, 61, 1e4},
         {"qwen2_moe", 4, 4, 2, 8, 59, 1e6},
         {"mistral", 2, 6, 2, 8, 83, 1e4},
+        {"deepseek_v3", 3, 3, 3, 10, 73, 1e4},
+        {"deepseek_v3_q", 2, 4, 4, 16, 79, 5e4},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         char path[256];

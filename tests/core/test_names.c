@@ -40,8 +40,9 @@ static const assay_name_match *find(const fixture *f, const char *theirs, assay_
 
 Test(names, every_tensor_of_every_class_has_a_row_in_every_state)
 {
-    static const char *const models[] = {"llama", "llama_bias", "mistral", "mixtral",   "olmoe",
-                                         "qwen2", "qwen2_moe",  "qwen3",   "qwen3_moe", "seed_oss"};
+    static const char *const models[] = {"llama",     "llama_bias", "mistral",     "mixtral",
+                                         "olmoe",     "qwen2",      "qwen2_moe",   "qwen3",
+                                         "qwen3_moe", "seed_oss",   "deepseek_v3", "deepseek_v3_q"};
     for (size_t m = 0; m < sizeof models / sizeof *models; m++) {
         fixture f = open_names(models[m]);
         for (int64_t i = 0; i < f.spec->n_params; i++)
@@ -79,6 +80,9 @@ Test(names, an_output_is_cut_as_the_weight_that_makes_it)
     close_names(&f);
 }
 
+#define A "model.layers.0.self_attn."
+#define O "decoder.layers.0.self_attention."
+
 Test(names, what_stands_between_parameters_follows_the_class)
 {
     static const struct {
@@ -96,6 +100,24 @@ Test(names, what_stands_between_parameters_follows_the_class)
         {"qwen2_moe", "model.layers.0.mlp", "decoder.layers.0.mlp.shared_experts.add.y",
          ASSAY_RELATION_EQUAL},
         {"qwen2_moe", "loss", "loss.loss", ASSAY_RELATION_MEAN},
+        {"qwen2_moe", "model.layers.0.mlp.shared_expert", "decoder.layers.0.mlp.shared_experts.linear_fc2.y",
+         ASSAY_RELATION_EQUAL},
+        {"deepseek_v3", "model.layers.1.mlp.shared_experts",
+         "decoder.layers.1.mlp.shared_experts.linear_fc2.y", ASSAY_RELATION_EQUAL},
+        {"deepseek_v3", "model.layers.1.mlp.gate", "decoder.layers.1.mlp.router.gating.y",
+         ASSAY_RELATION_EQUAL},
+        {"deepseek_v3", A "q_a_proj.input", "decoder.layers.0.input_layernorm.y", ASSAY_RELATION_EQUAL},
+        {"deepseek_v3", A "q_a_layernorm.input", O "linear_q_down_proj.y", ASSAY_RELATION_EQUAL},
+        {"deepseek_v3", A "q_b_proj.input", O "q_layernorm.y", ASSAY_RELATION_EQUAL},
+        {"deepseek_v3", A "q_b_proj", O "linear_q_up_proj.y", ASSAY_RELATION_EQUAL},
+        {"deepseek_v3", A "kv_a_proj_with_mqa.input", "decoder.layers.0.input_layernorm.y",
+         ASSAY_RELATION_EQUAL},
+        {"deepseek_v3", A "kv_a_layernorm.input", O "kv_down_split.kv_compressed", ASSAY_RELATION_EQUAL},
+        {"deepseek_v3", A "kv_b_proj.input", O "kv_layernorm.y", ASSAY_RELATION_EQUAL},
+        {"deepseek_v3", A "core_attention.q", O "rope_q.y", ASSAY_RELATION_EQUAL},
+        {"deepseek_v3", A "core_attention.k", O "rope_kv.k", ASSAY_RELATION_EQUAL},
+        {"deepseek_v3", A "core_attention.v", O "rope_kv.v", ASSAY_RELATION_EQUAL},
+        {"deepseek_v3_q", A "q_proj.input", "decoder.layers.0.input_layernorm.y", ASSAY_RELATION_EQUAL},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         fixture f = open_names(rows[i].model);
@@ -104,6 +126,36 @@ Test(names, what_stands_between_parameters_follows_the_class)
         cr_expect_eq(m->row->relation, rows[i].relation);
         close_names(&f);
     }
+}
+
+/* Gradients of MLA's tensors; what a foreign trace holds in another shape, and what the model does not have, has no row. */
+Test(names, gradients_of_mla_and_what_has_no_row)
+{
+    static const struct {
+        const char *theirs, *ours;
+    } rows[] = {{A "core_attention.dq", O "rope_q.y.grad"},
+                {A "core_attention.dk", O "rope_kv.k.grad"},
+                {A "core_attention.dv", O "rope_kv.v.grad"},
+                {A "q_a_layernorm.dx", O "linear_q_down_proj.y.grad"},
+                {A "kv_a_layernorm.dx", O "kv_down_split.kv_compressed.grad"},
+                {A "q_b_proj.dx", O "q_layernorm.y.grad"},
+                {A "kv_b_proj.dx", O "kv_layernorm.y.grad"}};
+    static const char *const none[] = {A "rope_q.x",  A "rope_q.y",  A "rope_k.x",
+                                       A "rope_k.y",  A "rope_q.dx", A "rope_q.dy",
+                                       A "rope_k.dx", A "rope_k.dy", A "q_a_proj.dx"};
+    fixture f = open_names("deepseek_v3"), q = open_names("deepseek_v3_q"), plain = open_names("llama");
+    assay_name_match match[ASSAY_NAME_MATCHES];
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        cr_expect_str_eq(find(&f, rows[i].theirs, ASSAY_PHASE_BACKWARD)->ours, rows[i].ours);
+    for (size_t i = 0; i < sizeof none / sizeof *none; i++)
+        for (int phase = ASSAY_PHASE_FORWARD; phase <= ASSAY_PHASE_BACKWARD; phase++)
+            cr_expect_eq(assay_names_find(f.names, none[i], (assay_phase)phase, match), 0, "%s", none[i]);
+    cr_expect_eq(assay_names_find(q.names, A "q_a_layernorm.input", ASSAY_PHASE_FORWARD, match), 0);
+    cr_expect_eq(assay_names_find(plain.names, A "kv_a_layernorm.input", ASSAY_PHASE_FORWARD, match), 0);
+    cr_expect_str_eq(find(&plain, A "core_attention.k", ASSAY_PHASE_FORWARD)->ours, O "rope_k.y");
+    close_names(&f);
+    close_names(&q);
+    close_names(&plain);
 }
 
 static assay_status add(fixture *f, const char *text)
