@@ -33,7 +33,12 @@ MOE = dict(DENSE, num_moe_experts=4, moe_router_topk=2, moe_ffn_hidden_size=8, m
 SIGMOID = dict(MOE, moe_router_score_function="sigmoid", moe_router_enable_expert_bias=True,
                moe_router_bias_update_rate=0.02, moe_router_topk_scaling_factor=1.5)
 
+LATENT = dict(multi_latent_attention=True, num_query_groups=4, qk_layernorm=True, q_lora_rank=6, kv_lora_rank=5, qk_head_dim=3,
+              qk_pos_emb_head_dim=4, v_head_dim=5, rope_type="rope")
+MLA = dict(DENSE, **LATENT)
+
 DENSE_LAYOUTS = ["1", "tp2", "tp2,sp", "dp2", "dp2,zero1", "pp2", "tp2,pp2", "cp2"]
+MLA_LAYOUTS = ["1", "dp2", "dp2,zero1", "pp2"]
 MOE_LAYOUTS = ["1", "dp2", "ep2", "dp4,ep2", "tp2,sp,etp2", "tp2,sp,ep2,etp1", "pp2", "cp2"]
 CONFIGS = {
     "dense": (dict(DENSE, num_layers=4), DENSE_LAYOUTS + ["pp2,vpp2"]),
@@ -66,7 +71,14 @@ CONFIGS = {
                     moe_token_dispatcher_type="allgather"), MOE_LAYOUTS),
     "shared_gate": (dict(MOE, moe_shared_expert_intermediate_size=6, moe_shared_expert_gate=True,
                          qk_layernorm=True), MOE_LAYOUTS),
+    # no tp: there the core forgets parts of sums (docs/SHOWCASE.md, `mla`); no cp: the plain attention has the keys of its rank
+    "mla": (MLA, MLA_LAYOUTS),
+    "mla_whole_q": (dict(MLA, q_lora_rank=None, untie_embeddings_and_output_weights=False), MLA_LAYOUTS),
+    "mla_experts": (dict(SIGMOID, num_moe_experts=8, moe_router_num_groups=4, moe_router_group_topk=2, moe_router_topk=4,
+                         moe_shared_expert_intermediate_size=6, moe_layer_freq=[0, 1], **LATENT), MLA_LAYOUTS + ["ep2"]),
 }
+for _c, _ in list(CONFIGS.values())[-3:]:
+    del _c["kv_channels"]  # of the usual attention
 STEPS, MICROBATCHES, ROWS, SEQ = 2, 4, 2, 8
 TRAINING = {"lr": 0.01, "min_lr": 0.01, "weight_decay": 0.1, "adam_beta1": 0.9, "adam_beta2": 0.95, "adam_eps": 1e-8,
             "clip_grad": 1.0}
@@ -150,12 +162,14 @@ def layout_of(text):
 
 def build_config(c, layout):
     import torch
-    from megatron.core.transformer.transformer_config import TransformerConfig
+    from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
-    ours = {"vocab_size", "max_position_embeddings", "position_embedding_type", "rotary_base", "rotary_percent",
-            "untie_embeddings_and_output_weights", "activation_func"}
-    moe = "num_moe_experts" in c
-    return TransformerConfig(
+    ours = {"vocab_size", "max_position_embeddings", "position_embedding_type", "untie_embeddings_and_output_weights",
+            "activation_func"}
+    latent, moe = c.get("multi_latent_attention", False), "num_moe_experts" in c
+    if not latent:  # there they are words of the configuration
+        ours |= {"rotary_base", "rotary_percent"}
+    return (MLATransformerConfig if latent else TransformerConfig)(
         **{k: v for k, v in c.items() if k not in ours},
         activation_func=torch.nn.functional.silu, tensor_model_parallel_size=layout["tp"],
         pipeline_model_parallel_size=layout["pp"], context_parallel_size=layout["cp"],
@@ -179,7 +193,8 @@ def build_chunks(c, config, layout):
             spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm",
                                               qk_l2_norm=False, vp_stage=stage)
         else:
-            spec = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization="RMSNorm")
+            spec = get_gpt_layer_local_spec(multi_latent_attention=config.multi_latent_attention,
+                                            qk_layernorm=config.qk_layernorm, normalization="RMSNorm")
         chunks.append(GPTModel(
             config, spec, c["vocab_size"], c["max_position_embeddings"],
             pre_process=ps.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage),
@@ -402,7 +417,7 @@ def worker(text, path, jobs):
     from megatron.core import parallel_state as ps
     from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
-    megatron_cpu.install_modules(layout["cp"] > 1)
+    megatron_cpu.install_modules(layout["cp"] > 1, any(c.get("multi_latent_attention") for c, _, _ in jobs.values()))
     ps.initialize_model_parallel(
         tensor_model_parallel_size=layout["tp"], pipeline_model_parallel_size=layout["pp"],
         virtual_pipeline_model_parallel_size=layout["vpp"] if layout["vpp"] > 1 else None,
@@ -452,7 +467,7 @@ def run_layout(text, jobs):
 
 def shapes_of(c):
     """{name: shape} of the whole model: Megatron-LM's names."""
-    h, d, v = c["hidden_size"], c["kv_channels"], c["vocab_size"]
+    h, d, v = c["hidden_size"], c.get("kv_channels"), c["vocab_size"]
     heads, groups = c["num_attention_heads"], c["num_query_groups"]
     bias, qkv_bias = c["add_bias_linear"], c["add_bias_linear"] or c["add_qkv_bias"]
     freq = c.get("moe_layer_freq", 1)
@@ -465,17 +480,31 @@ def shapes_of(c):
         if bias:
             out[f"{prefix}.linear_fc1.bias"], out[f"{prefix}.linear_fc2.bias"] = (2 * f,), (h,)
 
+    def latent(p):
+        q, kv = c["q_lora_rank"], c["kv_lora_rank"]
+        nope, pe, wide = c["qk_head_dim"], c["qk_pos_emb_head_dim"], c["v_head_dim"]
+        if q is None:
+            out[f"{p}.linear_q_proj.weight"] = (heads * (nope + pe), h)
+        else:
+            out.update({f"{p}.linear_q_down_proj.weight": (q, h), f"{p}.linear_q_up_proj.weight": (heads * (nope + pe), q),
+                        f"{p}.q_layernorm.weight": (q,)})
+        out.update({f"{p}.linear_kv_down_proj.weight": (kv + pe, h), f"{p}.linear_kv_up_proj.weight": (heads * (nope + wide), kv),
+                    f"{p}.linear_proj.weight": (h, heads * wide), f"{p}.kv_layernorm.weight": (kv,)})
+
     for n in range(c["num_layers"]):
         p = f"decoder.layers.{n}"
         out[f"{p}.input_layernorm.weight"] = out[f"{p}.pre_mlp_layernorm.weight"] = (h,)
-        out[f"{p}.self_attention.linear_qkv.weight"] = ((heads + 2 * groups) * d, h)
-        out[f"{p}.self_attention.linear_proj.weight"] = (h, heads * d)
-        if qkv_bias:
-            out[f"{p}.self_attention.linear_qkv.bias"] = ((heads + 2 * groups) * d,)
-        if bias:
-            out[f"{p}.self_attention.linear_proj.bias"] = (h,)
-        if c["qk_layernorm"]:
-            out[f"{p}.self_attention.q_layernorm.weight"] = out[f"{p}.self_attention.k_layernorm.weight"] = (d,)
+        if c.get("multi_latent_attention"):
+            latent(f"{p}.self_attention")
+        else:
+            out[f"{p}.self_attention.linear_qkv.weight"] = ((heads + 2 * groups) * d, h)
+            out[f"{p}.self_attention.linear_proj.weight"] = (h, heads * d)
+            if qkv_bias:
+                out[f"{p}.self_attention.linear_qkv.bias"] = ((heads + 2 * groups) * d,)
+            if bias:
+                out[f"{p}.self_attention.linear_proj.bias"] = (h,)
+            if c["qk_layernorm"]:
+                out[f"{p}.self_attention.q_layernorm.weight"] = out[f"{p}.self_attention.k_layernorm.weight"] = (d,)
         if "num_moe_experts" not in c or not (freq[n] if isinstance(freq, list) else n % freq == 0):
             mlp(f"{p}.mlp", c["ffn_hidden_size"])
             continue

@@ -99,23 +99,6 @@ def judge(assay, root, *names, recorded=False):
     return good
 
 
-def shapes_of(c):
-    """{name: shape} of the whole model; MLA's attention in the place of the usual one."""
-    out = mm.shapes_of(c)
-    if not c.get("multi_latent_attention"):
-        return out
-    h, n = c["hidden_size"], c["num_attention_heads"]
-    q, nope, pe, v = c["q_lora_rank"], c["qk_head_dim"], c["qk_pos_emb_head_dim"], c["v_head_dim"]
-    out = {k: s for k, s in out.items() if "self_attention" not in k}
-    for layer in range(c["num_layers"]):
-        p = f"decoder.layers.{layer}.self_attention"
-        out.update({f"{p}.linear_q_down_proj.weight": (q, h), f"{p}.linear_q_up_proj.weight": (n * (nope + pe), q),
-                    f"{p}.linear_kv_down_proj.weight": (c["kv_lora_rank"] + pe, h),
-                    f"{p}.linear_kv_up_proj.weight": (n * (nope + v), c["kv_lora_rank"]), f"{p}.linear_proj.weight": (h, n * v),
-                    f"{p}.q_layernorm.weight": (q,), f"{p}.kv_layernorm.weight": (c["kv_lora_rank"],)})
-    return out
-
-
 def batch_of(name, seed, vocab, microbatches, sequence):
     """Without the mask's uneven counts where they are not the point; one microbatch twice where a running mean would hide the factor."""
     import torch
@@ -135,27 +118,8 @@ def batch_of(name, seed, vocab, microbatches, sequence):
 
 def build(c, layout):
     """(config, chunks) of this rank."""
-    import torch
-
-    if not c.get("multi_latent_attention"):
-        config = mm.build_config(c, layout)
-        return config, mm.build_chunks(c, config, layout)
-    from megatron.core import parallel_state as ps
-    from megatron.core.models.gpt import GPTModel
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-    from megatron.core.transformer.transformer_config import MLATransformerConfig
-
-    ours = {"vocab_size", "max_position_embeddings", "position_embedding_type", "untie_embeddings_and_output_weights", "activation_func"}
-    config = MLATransformerConfig(
-        **{k: v for k, v in c.items() if k not in ours}, activation_func=torch.nn.functional.silu,
-        tensor_model_parallel_size=layout["tp"], pipeline_model_parallel_size=layout["pp"], batch_p2p_comm=False,
-        deallocate_pipeline_outputs=False, sequence_parallel=bool(layout["sp"]), params_dtype=torch.float32,
-        pipeline_dtype=torch.float32, bias_activation_fusion=False, bias_dropout_fusion=False, masked_softmax_fusion=False,
-        gradient_accumulation_fusion=False, apply_rope_fusion=False)
-    spec = get_gpt_layer_local_spec(multi_latent_attention=True, qk_layernorm=True, normalization="RMSNorm")
-    return config, [GPTModel(config, spec, c["vocab_size"], c["max_position_embeddings"], pre_process=ps.is_pipeline_first_stage(),
-                             post_process=ps.is_pipeline_last_stage(), parallel_output=True, position_embedding_type="rope",
-                             share_embeddings_and_output_weights=False)]
+    config = mm.build_config(c, layout)
+    return config, mm.build_chunks(c, config, layout)
 
 
 @contextlib.contextmanager
@@ -200,7 +164,7 @@ def run(folder, name, layout, single):
     seed = 1 + list(PAIRS).index("mla") if name.startswith("mla") else seed
     with fixed(c.pop("fix", [])):
         config, chunks = build(c, layout)
-        mm.load_weights(chunks, config, {k: mm.weight_of(seed, k, s) for k, s in shapes_of(c).items()})
+        mm.load_weights(chunks, config, {k: mm.weight_of(seed, k, s) for k, s in mm.shapes_of(c).items()})
         n = in_step // layout["dp"]
         trace = assay_trace.megatron.attach(chunks, folder, microbatches=n, single=single,
                                             operations=not single, exclude=["*word_embeddings", "*embedding_dropout"] if single else [],

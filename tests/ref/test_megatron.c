@@ -375,3 +375,36 @@ Test(ref_megatron, losses_of_layers_are_those_of_the_log)
         close_case(&c);
     }
 }
+
+/* Megatron-LM loses sums over tp of multi-latent attention (docs/SHOWCASE.md), and its plain attention here knows no cp: what these layouts
+ * have to give is what it gives on one rank. */
+static void check_latent(const char *folder, int layouts_expected)
+{
+    static const char *const layouts[] = {"1",       "tp2",     "tp2,sp",        "cp2",
+                                          "cp2,a2a", "cp2,p2p", "tp2,sp,cp2,pp2"};
+    char path[ASSAY_PATH];
+    model_case c;
+    golden_pair whole = {0};
+    ref_run_result first = {0};
+    check_folder(folder, layouts_expected);
+    open_megatron(&c, folder);
+    require_ok(assay_tensorfile_open(&whole.whole, megatron_path(path, folder, "golden.safetensors")),
+               folder);
+    for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++)
+        check_default(&c, folder, layouts[i], &whole, &first);
+    ref_run_result_free(&first);
+    assay_tensorfile_close(whole.whole);
+    close_case(&c);
+}
+Test(ref_megatron, mla)
+{
+    check_latent("mla", 4);
+}
+Test(ref_megatron, mla_whole_q)
+{
+    check_latent("mla_whole_q", 4);
+}
+Test(ref_megatron, mla_experts)
+{
+    check_latent("mla_experts", 5);
+}
