@@ -111,6 +111,8 @@ const parity_ask_sweep_row parity_ask_tile_table[] = {
     {"router_balanced_fwd", {"T"}, TILE_ROUTER},
     {"rope_fwd", {"T"}, "T=5 A=3 D=64 P=33 h=32"},
     {"rope_bwd", {"T"}, "T=5 A=3 D=64 P=33 h=32"},
+    {"kv_down_split_fwd", {"T"}, "T=5 C=40 R=8 | kv_lora_rank=C qk_pos_emb_head_dim=R"},
+    {"kv_down_split_bwd", {"T"}, "T=5 C=40 R=8 | kv_lora_rank=C qk_pos_emb_head_dim=R"},
     {"mla_rope_q_fwd", {"T"}, "T=5 A=3 D=72 P=33 h=32 | heads=A head_dim=D"},
     {"mla_rope_q_bwd", {"T"}, "T=5 A=3 D=72 P=33 h=32 | heads=A head_dim=D"},
     {"mla_rope_kv_fwd", {"T", "+A"}, "T=5 A=3 N=16 V=8 P=33 h=32 | heads=A qk_head_dim=N v_head_dim=V"},

@@ -81,8 +81,9 @@ assay_status ref_bound_mla_rope_dk(ref_pair dk_pos_emb, const double *dk, const 
                                    int64_t t, int64_t heads, int64_t nope, const ref_declared *d)
 {
     const int64_t half = rotary / 2, dim = nope + rotary;
-    double *sum = malloc((size_t)(2 * rotary + 1) * sizeof *sum), *bound = sum + rotary;
+    double *sum = malloc((size_t)(2 * rotary + 1) * sizeof *sum);
     ASSAY_CHECK(sum, ASSAY_OUT_OF_MEMORY, "mla_rope_kv_bwd: %lld columns", (long long)rotary);
+    double *bound = sum + rotary;
     for (int64_t i = 0; i < t; i++) {
         const int64_t entry = position[i] * half;
         ref_sum_columns(sum, bound, NULL, 0, dk + i * heads * dim + nope, dim, heads, rotary, &d->order);

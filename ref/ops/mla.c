@@ -3,15 +3,21 @@
 #include "ref/ops.h"
 
 #include <assert.h>
-#include <string.h>
+
+/* of none: a tensor without elements may be no memory at all */
+static void copy(double *to, const double *from, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        to[i] = from[i];
+}
 
 void ref_kv_down_split_fwd(double *kv_compressed, double *k_pos_emb, const double *kv_combined, int64_t t,
                            int64_t latent, int64_t pos)
 {
     for (int64_t i = 0; i < t; i++) {
         const double *row = kv_combined + i * (latent + pos);
-        memcpy(kv_compressed + i * latent, row, (size_t)latent * sizeof *row);
-        memcpy(k_pos_emb + i * pos, row + latent, (size_t)pos * sizeof *row);
+        copy(kv_compressed + i * latent, row, latent);
+        copy(k_pos_emb + i * pos, row + latent, pos);
     }
 }
 
@@ -20,8 +26,8 @@ void ref_kv_down_split_bwd(double *dkv_combined, const double *dkv_compressed, c
 {
     for (int64_t i = 0; i < t; i++) {
         double *row = dkv_combined + i * (latent + pos);
-        memcpy(row, dkv_compressed + i * latent, (size_t)latent * sizeof *row);
-        memcpy(row + latent, dk_pos_emb + i * pos, (size_t)pos * sizeof *row);
+        copy(row, dkv_compressed + i * latent, latent);
+        copy(row + latent, dk_pos_emb + i * pos, pos);
     }
 }
 
@@ -49,7 +55,7 @@ void ref_mla_rope_q_fwd(double *y, const double *q, const double *cos_table, con
     assert(rotary >= 0 && rotary % 2 == 0 && nope >= 0);
     for (int64_t i = 0; i < t * heads; i++) {
         const int64_t entry = position[i / heads] * half;
-        memcpy(y + i * dim, q + i * dim, (size_t)nope * sizeof *y);
+        copy(y + i * dim, q + i * dim, nope);
         turn(y + i * dim + nope, q + i * dim + nope, cos_table + entry, sin_table + entry, half);
     }
 }
@@ -61,7 +67,7 @@ void ref_mla_rope_q_bwd(double *dx, const double *dy, const double *cos_table, c
     assert(rotary >= 0 && rotary % 2 == 0 && nope >= 0);
     for (int64_t i = 0; i < t * heads; i++) {
         const int64_t entry = position[i / heads] * half;
-        memcpy(dx + i * dim, dy + i * dim, (size_t)nope * sizeof *dx);
+        copy(dx + i * dim, dy + i * dim, nope);
         turn_back(dx + i * dim + nope, dy + i * dim + nope, cos_table + entry, sin_table + entry, half);
     }
 }
@@ -76,9 +82,9 @@ void ref_mla_rope_kv_fwd(double *k, double *v, const double *kv, const double *k
         const int64_t token = i / heads, entry = position[token] * half;
         const double *from = kv + i * (nope + value);
         double *to = k + i * (nope + rotary);
-        memcpy(to, from, (size_t)nope * sizeof *to);
+        copy(to, from, nope);
         turn(to + nope, k_pos_emb + token * rotary, cos_table + entry, sin_table + entry, half);
-        memcpy(v + i * value, from + nope, (size_t)value * sizeof *to);
+        copy(v + i * value, from + nope, value);
     }
 }
 
@@ -90,8 +96,8 @@ void ref_mla_rope_kv_bwd(double *dkv, double *dk_pos_emb, const double *dk, cons
     assert(rotary >= 0 && rotary % 2 == 0);
     for (int64_t i = 0; i < t * heads; i++) {
         double *to = dkv + i * (nope + value);
-        memcpy(to, dk + i * dim, (size_t)nope * sizeof *to);
-        memcpy(to + nope, dv + i * value, (size_t)value * sizeof *to);
+        copy(to, dk + i * dim, nope);
+        copy(to + nope, dv + i * value, value);
     }
     for (int64_t i = 0; i < t; i++) {
         const double *c = cos_table + position[i] * half, *s = sin_table + position[i] * half;

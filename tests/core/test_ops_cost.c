@@ -51,6 +51,10 @@ static const sample samples[] = {
     {"gather_rows", "a vector", {{"x", F, 1, {50}}, {"index", I, 1, {6}}, {"y", F, 1, {6}}}, {{NULL, 0}}, 0, 0, 4 * 6 + 8 * 6 + 4 * 6},
     {"router_balanced_bwd", "counts of a microbatch, a vector", {{"dprobs", F, 2, {6, 2}}, {"indices", I, 2, {6, 2}}, {"scores", F, 2, {6, 4}}, {"logits", F, 2, {6, 4}}, {"tokens_per_expert", I, 1, {4}}, {"dlogits", F, 2, {6, 4}}},
      {{"topk", 2}}, 12 * 6 * 4, 0, (4 + 8) * 6 * 2 + 3 * 4 * 6 * 4 + 8 * 4},
+    {"mla_rope_kv_fwd", "T 6, A 4, N 5, V 7, h 3", {{"kv", BF, 2, {6, 48}}, {"k_pos_emb", BF, 2, {6, 6}}, {"cos", F, 2, {9, 3}}, {"sin", F, 2, {9, 3}}, {"position", I, 1, {6}}, {"k", BF, 3, {6, 4, 11}}, {"v", BF, 3, {6, 4, 7}}},
+     {{"heads", 4}, {"qk_head_dim", 5}, {"v_head_dim", 7}}, 6 * 6 * 3, 0, 2 * 6 * (48 + 6 + 44 + 28) + 2 * 4 * 9 * 3 + 8 * 6},
+    {"mla_rope_kv_bwd", "a sum over the heads before the turn", {{"cos", F, 2, {9, 3}}, {"sin", F, 2, {9, 3}}, {"position", I, 1, {6}}, {"dk", BF, 3, {6, 4, 11}}, {"dv", BF, 3, {6, 4, 7}}, {"dkv", BF, 2, {6, 48}}, {"dk_pos_emb", BF, 2, {6, 6}}},
+     {{"heads", 4}, {"qk_head_dim", 5}, {"v_head_dim", 7}}, 6 * 6 * 3 + 2 * 6 * 4 * 3, 0, 2 * 6 * (48 + 6 + 44 + 28) + 2 * 4 * 9 * 3 + 8 * 6},
     {"adamw", "reads and writes its states", {{"grad", F, 1, {10}}, {"main_param", F, 1, {10}}, {"exp_avg", F, 1, {10}}, {"exp_avg_sq", F, 1, {10}}, {"param", BF, 1, {10}}}, {{NULL, 0}},
      160, 0, 4 * 10 + 3 * 2 * 4 * 10 + 2 * 10},
 };

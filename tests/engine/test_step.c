@@ -68,6 +68,14 @@ Test(engine_step, olmoe_without_clip_agrees_with_golden)
 {
     forward_backward_golden("olmoe_noclip");
 }
+Test(engine_step, deepseek_v3_agrees_with_golden)
+{
+    forward_backward_golden("deepseek_v3");
+}
+Test(engine_step, deepseek_v3_without_a_compressed_q_agrees_with_golden)
+{
+    forward_backward_golden("deepseek_v3_q");
+}
 
 /* Uneven sequence pieces under sp: 41 tokens. */
 Test(engine_step, uneven_sequence_pieces_agree_with_golden)
@@ -133,6 +141,19 @@ Test(engine_step, olmoe_trains_as_golden)
 Test(engine_step, olmoe_trains_as_golden_ep2_pp2)
 {
     train_golden("olmoe", "1.0", "ep2,pp2", 4);
+}
+/* Losses and norms of three steps.  Not every weight: an expert that few tokens chose has gradients near 0, of which AdamW takes
+ * the sign: 1.4e-4 of the largest weight here in fp32, 1.3e-4 with transformers in float32. */
+Test(engine_step, deepseek_v3_trains_as_golden)
+{
+    ENGINE_RUN(1,
+               "step --model %sdeepseek_v3 --batch %sdeepseek_v3/train_batch.safetensors --out %s " TRAIN
+               "4.0 --moe-router-bias-update-rate 0",
+               GOLDEN, GOLDEN, engine_file("out"));
+    engine_compare(engine_file("out"), GOLDEN "deepseek_v3/train_golden.safetensors", golden_tolerance,
+                   "loss");
+    engine_compare(engine_file("out"), GOLDEN "deepseek_v3/train_golden.safetensors", golden_tolerance,
+                   "grad_norm");
 }
 Test(engine_step, qwen3_moe_trains_as_golden)
 {

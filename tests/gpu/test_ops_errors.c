@@ -369,7 +369,7 @@ Test(gpu_ctx, variants_are_parsed_and_wrong_words_named)
     cr_assert_eq(x.variant[GPU_FAMILY_NORM], 0);
     cr_assert_eq(x.variant[GPU_FAMILY_LINEAR], -1);
     refused(gpu_ctx_set_variants(&x, "norm=k0"), ASSAY_INVALID_ARGUMENT, "unknown family 'norm'",
-            "rmsnorm, residual_norm, qkv_rope, attention");
+            "rmsnorm, residual_norm, qkv_rope, mla_rope, attention");
     refused(gpu_ctx_set_variants(&x, "linear=k7"), ASSAY_INVALID_ARGUMENT, "unknown variant 'k7'", "k0..k3");
     refused(gpu_ctx_set_variants(&x, "linear"), ASSAY_INVALID_ARGUMENT, "'linear'", "family=kN");
     gpu_ctx other;

@@ -82,6 +82,15 @@ Test(ref_model, golden_olmoe_noclip)
 {
     check_model("olmoe_noclip");
 }
+/* rms_norm_eps is not the eps of the inner norms. */
+Test(ref_model, golden_deepseek_v3)
+{
+    check_model("deepseek_v3");
+}
+Test(ref_model, golden_deepseek_v3_q)
+{
+    check_model("deepseek_v3_q");
+}
 
 static void check_training(const char *model)
 {
@@ -123,4 +132,8 @@ Test(ref_model, golden_training_qwen2_moe)
 Test(ref_model, golden_training_olmoe)
 {
     check_training("olmoe");
+}
+Test(ref_model, golden_training_deepseek_v3)
+{
+    check_training("deepseek_v3");
 }

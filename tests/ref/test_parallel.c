@@ -109,6 +109,17 @@ Test(ref_parallel, olmoe_rows)
                                           "tp4", "tp4,sp", "tp4,dp2,zero1"};
     golden_law("olmoe", layouts, COUNT(layouts));
 }
+/* Multi-latent attention: its heads are cut, what is compressed is whole. */
+Test(ref_parallel, deepseek_v3_q_rows)
+{
+    golden_law("deepseek_v3_q", two_rows, COUNT(two_rows));
+}
+Test(ref_parallel, deepseek_v3_rows)
+{
+    static const char *const layouts[] = {"dp2",     "dp2,ep2", "pp3",        "cp2",
+                                          "cp2,ep2", "cp3,ep3", "pp3,dp2,ep2"};
+    golden_law("deepseek_v3", layouts, COUNT(layouts));
+}
 
 /* One key head on every rank: its norm has no other columns; three groups on three ranks. */
 Test(ref_parallel, norms_over_all_heads)

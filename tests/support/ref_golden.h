@@ -28,14 +28,17 @@ static inline double compare_golden(const assay_tensorfile *f, const char *name,
     return e;
 }
 
-/* Every part of every tensor of `kind` against PREFIX.<name on disk>; returns how many were compared. */
+/* Every part of every tensor of `kind` against PREFIX.<name on disk>; returns how many were compared.  A buffer has a weight and no
+ * gradient. */
 static inline int64_t compare_parts(const model_case *c, const ref_run_result *r, const assay_tensorfile *f,
                                     const char *kind, int64_t step, double tolerance, double *worst)
 {
     int64_t compared = 0;
     for (int64_t i = 0; i < c->spec->n_params; i++) {
         const assay_param_spec *p = &c->spec->params[i];
-        const ref_named_tensor *t = ref_result_find(r, kind, p->name, step);
+        if (!p->trained && strcmp(kind, "weight") != 0)
+            continue;
+        const ref_named_tensor *t = ref_result_find(r, p->trained ? kind : "expert_bias", p->name, step);
         cr_assert_not_null(t, "%s %s", kind, p->name);
         for (int part = 0; part < p->n_parts; part++) {
             const assay_hf_part *h = &p->parts[part];
