@@ -3,7 +3,7 @@
 # gpu/ops/traffic.json.  Needs no device and no nvcc.
 #   ci/engine_races.sh [--build DIR] [--update | --self-test] [CASE...]
 # Cases of `assay run` (default: those below) under every check of the simulator: a finding fails.  Then single rungs, the probe and steps
-# of tests/kernels/dense and moe likewise.  Every kernel of gpu/ops has to run somewhere here, or ci/engine_races.txt says why it does not:
+# of tests/kernels/dense, mla and moe likewise.  Every kernel of gpu/ops has to run somewhere here, or ci/engine_races.txt says why it does not:
 # a kernel that is in neither fails, and one that is in both.
 # Of every kernel the 32-byte sectors that its warps' instructions ask for and the bytes that it has to touch.  A kernel that asks
 # for more than the table says fails; with the g++ that made the table any difference does.  --update writes the table;
@@ -17,12 +17,12 @@ table=gpu/ops/traffic.json build=build/release update=0
 cases=(wide_heads mla_wide deepseek_v3/1/1 tiled_heads/1 context/cp2,a2a context/cp3,p2p olmoe/tp2 packed/1 dropout/tp2,sp qwen3_moe/1/1 unfused/pp2 capacity/1 padding/1 balancing/1 sigmoid_router/1/1 overlap shared_expert/ep2,dp2 shared_expert/tp2)
 # rungs that no case comes to, or not with every width of a head, OPERATION/kN: a seed of `assay certify --campaign`, whose number is the rung's
 rungs=(clamp_fwd/k0 clamp_bwd/k0 attention_bwd/k3 attention_bwd/k2 attention_fwd/k3 attention_fwd/k2 add_rmsnorm_fwd/k0 rmsnorm_bwd_add/k0 rmsnorm_bwd/k2 qkv_rope_fwd/k0 qkv_rope_bwd/k0 qkv_norm_rope_bwd/k0 router_balanced_fwd/k0
-    qkv_norm_rope_fwd/k0 router_balanced_bwd/k0 cross_entropy_stats/k2 router_aux_fwd/k2 router_seq_aux_fwd/k1 router_seq_aux_fwd/k2 permute_plan/k1 embedding_bwd/k1 embedding_bwd/k2 random_logits/k0 linear_fwd/k1 linear_bwd_weight/k1
-    kv_down_split_fwd/k0 kv_down_split_fwd/k1 kv_down_split_bwd/k0 kv_down_split_bwd/k1 mla_rope_q_fwd/k0 mla_rope_q_fwd/k1 mla_rope_q_bwd/k0 mla_rope_q_bwd/k1 mla_rope_kv_fwd/k0 mla_rope_kv_fwd/k1 mla_rope_kv_bwd/k0 mla_rope_kv_bwd/k1)
+    qkv_norm_rope_fwd/k0 router_balanced_bwd/k0 cross_entropy_stats/k2 router_aux_fwd/k2 router_seq_aux_fwd/k1 router_seq_aux_fwd/k2 permute_plan/k1 embedding_bwd/k1 embedding_bwd/k2 random_logits/k0 linear_fwd/k1 linear_bwd_weight/k1)
 # what kernels move, at widths like those of models
 balanced="--seq-length 128 --moe-aux-loss-coeff 0.01 --moe-z-loss-coeff 0.001 --hidden-dropout 0.1 --moe-input-jitter-eps 0.01 --moe-expert-capacity-factor 1.25 --log-num-zeros-in-grad"
 declare -A steps=(
     [dense]="--model tests/kernels/dense --seq-length 256"
+    [mla]="--model tests/kernels/mla --seq-length 256"
     [moe]="--model tests/kernels/moe --seq-length 256"
     [moe.k1]="--model tests/kernels/moe $balanced --variant k1"
     [moe.k2]="--model tests/kernels/moe $balanced --variant attention=k2,linear=k2"

@@ -31,7 +31,7 @@ FAMILIES = {
     "deepseek_v3": ("DeepseekV3Config", dict(
         num_key_value_heads=4, n_routed_experts=8, n_group=2, topk_group=2, num_experts_per_tok=4, moe_intermediate_size=24,
         first_k_dense_replace=1, n_shared_experts=1, kv_lora_rank=16, q_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8,
-        v_head_dim=8)),
+        v_head_dim=8, rms_norm_eps=1e-5)),
 }
 
 

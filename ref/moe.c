@@ -40,18 +40,19 @@ static assay_status shared_bwd(ref_pass *p, ref_tensor *dsum, const ref_moe_acts
 {
     const ref_moe_params *w = &p->e->layer[p->layer].moe;
     const ref_mlp_desc shared = shared_expert(p);
-    ref_tensor dshared, dx, sum = *dtokens;
-    dshared = *dy;
+    ref_tensor dshared = *dy, dgating, dx;
     if (w->shared_gate >= 0) {
-        ref_tensor dgate, dgating, with_gate;
+        ref_tensor dgate;
         ASSAY_TRY(ref_ranks_sigmoid_gate_bwd(p, &dshared, &dgate, dy, &a->shared_y, &a->shared_gate));
         ASSAY_TRY(ref_ranks_linear_bwd(p, &dgating, &dgate, &a->tokens, w->shared_gate, -1,
                                        "mlp.shared_experts.gating"));
-        ASSAY_TRY(ref_ranks_add_grad(p, &with_gate, &sum, &dgating, &a->tokens));
-        sum = with_gate;
     }
     ASSAY_TRY(ref_mlp_bwd(p, &dx, &a->shared, &dshared, &shared, "mlp.shared_experts.linear_fc1"));
-    return ref_ranks_add_grad(p, dsum, &sum, &dx, &a->tokens);
+    if (w->shared_gate >= 0) {
+        const ref_tensor of_mlp = dx;
+        ASSAY_TRY(ref_ranks_add(p, &dx, &of_mlp, &dgating, "mlp.shared_experts.gate_grad"));
+    }
+    return ref_ranks_add_grad(p, dsum, dtokens, &dx, &a->tokens);
 }
 
 static assay_status moe_fwd(ref_pass *p, ref_layer_acts *acts, ref_tensor *y, const ref_tensor *x)
@@ -100,9 +101,11 @@ static assay_status moe_bwd(ref_pass *p, ref_tensor *dx, const ref_layer_acts *a
     ASSAY_TRY(ref_ranks_grouped_linear_bwd(p, &drows, &dfc1, &a->rows, counts, w->experts_fc1));
     ASSAY_TRY(ref_token_dispatch_bwd(p, &a->dispatch, &dpermuted, &dprobs, &drows, &drow_probs));
     ASSAY_TRY(ref_router_route_bwd(p, &drouter, &a->router, &dprobs));
-    ASSAY_TRY(ref_ranks_add_grad(p, &dtokens, &dpermuted, &drouter, &a->tokens));
-    if (w->shared.linear_fc1 >= 0) {
-        const ref_tensor routed = dtokens;
+    if (w->shared.linear_fc1 < 0) {
+        ASSAY_TRY(ref_ranks_add_grad(p, &dtokens, &dpermuted, &drouter, &a->tokens));
+    } else { /* no gradient of what the layer reads before the shared expert's is there */
+        ref_tensor routed;
+        ASSAY_TRY(ref_ranks_add(p, &routed, &dpermuted, &drouter, "mlp.router.input_grad"));
         ASSAY_TRY(shared_bwd(p, &dtokens, a, &dout, &routed));
     }
     if (must_cut(p))

@@ -31,6 +31,8 @@ class RMSNorm(Norm):
 
     def eps(self, x):
         config = self.t.model_config()  # what the model says of itself, not what this module happens to hold
+        if type(self.module).__name__.startswith(("DeepseekV2", "DeepseekV3")) and self.name.endswith(("q_a_layernorm", "kv_a_layernorm")):
+            return 1e-6  # the inner norms of latent attention keep the default of their class
         if getattr(config, "rms_norm_eps", None) is not None:
             return float(config.rms_norm_eps)
         for word in ("variance_epsilon", "eps", "epsilon"):

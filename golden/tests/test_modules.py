@@ -77,6 +77,23 @@ class Modules(unittest.TestCase):
         model.model.layers[1].self_attn.scaling *= 1.1
         self.named("wrong", model, "model.layers.1.self_attn.core_attention", "attention_fwd")
 
+    def test_latent_attention_beside_its_folder(self):
+        """Against config.json, weights and the reference: the inner norms have the eps of their class and not rms_norm_eps."""
+        for eps, code, word in ((None, 0, "RIGHT: "), (1e-2, 1, "adds eps 0.01 where 1e-06 is expected")):
+            model = models.build("deepseek_v3", attention="eager", experts="eager")
+            model.save_pretrained(self.folder / "model")
+            if eps:
+                model.model.layers[1].self_attn.kv_a_layernorm.variance_epsilon = eps
+            name = self.folder / f"beside_{eps}"
+            trace = assay_trace.attach(model, str(name))
+            ids = torch.arange(26).reshape(2, 13) * 7 % 97
+            with trace.step():
+                model(input_ids=ids, labels=ids).loss.backward()
+            trace.close()
+            r = subprocess.run([ASSAY, "check", "--trace", name, "--model", self.folder / "model"], capture_output=True, text=True, check=False)
+            self.assertEqual(r.returncode, code, r.stdout + r.stderr)
+            self.assertIn(word, r.stdout.splitlines()[-1])
+
     def test_rope_of_neighbours(self):
         from transformers.models.deepseek_v3 import modeling_deepseek_v3 as file
 

@@ -159,6 +159,20 @@ static void compare_attention(check_state *c, const assay_trace_op *op, const as
         compare_number(c, op, "window", (double)m->window[layer]);
 }
 
+/* The inner norms of multi-latent attention have an eps of their own. */
+static double eps_of(const char *instance, const assay_model_config *m)
+{
+    static const char *const inner[] = {".q_a_layernorm", ".kv_a_layernorm", ".self_attention.q_layernorm",
+                                        ".self_attention.kv_layernorm"};
+    const size_t n = strlen(instance);
+    for (size_t i = 0; i < sizeof inner / sizeof *inner && assay_config_is_mla(m); i++) {
+        const size_t length = strlen(inner[i]);
+        if (n >= length && strcmp(instance + n - length, inner[i]) == 0)
+            return m->mla_layernorm_epsilon;
+    }
+    return m->layernorm_epsilon;
+}
+
 assay_status check_attributes(check_state *c)
 {
     const assay_model_config *m = c->names->config;
@@ -166,7 +180,7 @@ assay_status check_attributes(check_state *c)
         for (int64_t i = 0; i < assay_trace_n_ops(c->trace, rank); i++) {
             const assay_trace_op *op = assay_trace_op_at(c->trace, rank, i);
             if (strncmp(op->op, "rmsnorm_", 8) == 0)
-                compare_number(c, op, "eps", m->layernorm_epsilon);
+                compare_number(c, op, "eps", eps_of(op->instance, m));
             else if (strcmp(op->op, "rope_table") == 0)
                 compare_rope(c, op, m);
             else if (strncmp(op->op, "attention_", 10) == 0)

@@ -129,7 +129,7 @@ static assay_status explain_probs(const check_state *c, const diff_pair *p, char
         double sum = 0.0;
         for (int64_t j = 0; j < k; j++)
             sum += found[i + j];
-        ones += fabs(sum - 1.0) < 0.01;
+        ones += fabs(sum / c->names->config->moe_router_topk_scaling_factor - 1.0) < 0.01;
     }
     free(found);
     if (rows == 0)

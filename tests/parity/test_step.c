@@ -162,6 +162,22 @@ Test(step, a_repeated_run_writes_the_same_bytes)
     }
 }
 
+/* A name of a trace is one tensor: of a layer with a shared expert, what its MLP reads has one gradient. */
+Test(step, a_trace_of_the_reference_holds_every_name_once)
+{
+    static const char *const models[] = {"qwen2_moe", "deepseek_v3", "deepseek_v3_q"};
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        cli_result r = cli_run("step --engine ref --model " MODELS "%s --batch " MODELS
+                               "%s/batch.safetensors --out out%zu --trace trace%zu",
+                               models[i], models[i], i, i);
+        cli_expect_success(&r, models[i]);
+        cli_free(&r);
+        r = cli_run("diff trace%zu trace%zu", i, i);
+        cli_expect_success(&r, models[i]);
+        cli_free(&r);
+    }
+}
+
 /* Nobody wants to open a file to see a loss. */
 Test(step, says_loss_gradient_norm_and_what_it_wrote)
 {
