@@ -143,6 +143,25 @@ CASES = {
             v_head_dim=8, first_k_dense_replace=2, n_routed_experts=4, num_experts_per_tok=2, n_group=1,
             topk_group=1, rms_norm_eps=1e-6, tie_word_embeddings=True, max_position_embeddings=128,
             num_nextn_predict_layers=0, rope_parameters=dict(rope_type="default", rope_theta=50000.0))),
+    "llama_yarn": dict(  # 41 positions of a model of 32; frequencies of both kinds and two between them
+        seed=91, arch="Llama", layout=True,
+        config=dict(
+            vocab_size=89, hidden_size=32, intermediate_size=44, num_hidden_layers=2, head_dim=16,
+            num_attention_heads=4, num_key_value_heads=2, rms_norm_eps=1e-6, tie_word_embeddings=False,
+            max_position_embeddings=128,
+            rope_parameters=dict(rope_type="yarn", rope_theta=500.0, factor=4.0, original_max_position_embeddings=32))),
+    "deepseek_v3_yarn": dict(  # mscale is not mscale_all_dim: cos and sin have a factor of their own beside that of scores
+        seed=92, arch="DeepseekV3", layout=True, v4=True,
+        rope_scaling=dict(type="yarn", factor=4.0, original_max_position_embeddings=16, beta_fast=2, beta_slow=0.5,
+                          mscale=0.7, mscale_all_dim=0.9),
+        config=dict(
+            vocab_size=67, hidden_size=28, intermediate_size=22, moe_intermediate_size=6, num_hidden_layers=2,
+            num_attention_heads=2, num_key_value_heads=2, q_lora_rank=12, kv_lora_rank=10, qk_nope_head_dim=8,
+            qk_rope_head_dim=6, v_head_dim=4, first_k_dense_replace=1, n_routed_experts=6, n_shared_experts=1,
+            num_experts_per_tok=2, n_group=2, topk_group=1, norm_topk_prob=True, routed_scaling_factor=1.5,
+            rms_norm_eps=1e-6, tie_word_embeddings=False, max_position_embeddings=64, num_nextn_predict_layers=0,
+            rope_parameters=dict(rope_type="yarn", rope_theta=100.0, factor=4.0, original_max_position_embeddings=16,
+                                 beta_fast=2, beta_slow=0.5, mscale=0.7, mscale_all_dim=0.9))),
 }
 
 TRAIN_OPTIONS = dict(optimizer="adam", lr=1e-3, lr_decay_style="constant", adam_beta1=0.9, adam_beta2=0.95,
