@@ -7,6 +7,7 @@
 #include "gpu/parallel/halves.h"
 #include "gpu/side.h"
 #include "gpu/stage.h"
+#include "gpu/yarn.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -459,14 +460,15 @@ static assay_status tables_create(gpu_model *m)
 assay_status gpu_model_rope_tables(gpu_model *m)
 {
     const assay_model_config *c = m->config;
-    static const char *const types[] = {
-        [ASSAY_ROPE_DEFAULT] = "default", [ASSAY_ROPE_LINEAR] = "linear", [ASSAY_ROPE_LLAMA3] = "llama3"};
-    return GPU_CALL(m->run, "rope_table", "rope", GPU_W("rope_type", types[c->rope_type]),
+    return GPU_CALL(m->run, "rope_table", "rope", GPU_W("rope_type", assay_rope_name(c->rope_type)),
                     GPU_I("rotary_dim", assay_config_rotary_dim(c)), GPU_F("rotary_base", c->rotary_base),
                     GPU_F("factor", c->rope_factor), GPU_F("low_freq_factor", c->rope_low_freq_factor),
                     GPU_F("high_freq_factor", c->rope_high_freq_factor),
                     GPU_I("original_max_position_embeddings", c->rope_original_max_position_embeddings),
-                    GPU_I("positions", m->S), GPU_T("cos", &m->cos_table), GPU_T("sin", &m->sin_table));
+                    GPU_F("beta_fast", c->rope_beta_fast), GPU_F("beta_slow", c->rope_beta_slow),
+                    GPU_I("truncate", c->rope_truncate),
+                    GPU_F("attention_factor", gpu_yarn_attention_factor(c)), GPU_I("positions", m->S),
+                    GPU_T("cos", &m->cos_table), GPU_T("sin", &m->sin_table));
 }
 
 assay_status gpu_model_allocate(gpu_model *m)

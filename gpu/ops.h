@@ -77,8 +77,8 @@ extern GPU_LADDER(rmsnorm_bwd_apply);
 
 /* --- rope.cu ------------------------------------------------------------------------------------------------ */
 /* cos[p,i] = cos(p f_i), sin likewise, f_i = base^(-2i/R), scaled by rope_type; F32 [P,R/2], made in double, rounded once.
- * Refused: an odd rotary_dim; base or factor not above 0; llama3 without 0 < low_freq_factor < high_freq_factor.  ASSAY_UNSUPPORTED:
- * another rope_type. */
+ * Refused: an odd rotary_dim; base or factor not above 0; llama3 without 0 < low_freq_factor < high_freq_factor; yarn with a base of 1
+ * or less, a beta, attention_factor or original length not above 0.  ASSAY_UNSUPPORTED: another rope_type. */
 extern GPU_LADDER(rope_table);
 /* a = x[0:R/2], b = x[R/2:R]: y = [a c - b s | b c + a s | rest]      y, x [T,A,D]  position I64 [T]
  * y may be x.  A position outside the table is a violated precondition (not checked).  Refused: R above D. */

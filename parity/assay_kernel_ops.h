@@ -188,7 +188,7 @@ enum {
     ASSAY_KERNEL_ATTR_LAYERNORM_BWD_EPS = 0,
 };
 
-/* | `rope_table` | | | cos F32 [P,R/2], sin F32 [P,R/2] | rope_type default/linear/llama3 = default, rotary_dim (R), rotary_base, factor = 1, low_freq_factor = 1, high_freq_factor = 1, original_max_position_embeddings = 0, positions (P) |
+/* | `rope_table` | | | cos F32 [P,R/2], sin F32 [P,R/2] | rope_type default/linear/llama3/yarn = default, rotary_dim (R), rotary_base, factor = 1, low_freq_factor = 1, high_freq_factor = 1, original_max_position_embeddings = 0, positions (P), beta_fast = 32, beta_slow = 1, truncate = true, attention_factor = 1 |
    sums: none */
 enum {
     ASSAY_KERNEL_SLOT_ROPE_TABLE_COS = 0,
@@ -201,6 +201,10 @@ enum {
     ASSAY_KERNEL_ATTR_ROPE_TABLE_HIGH_FREQ_FACTOR = 5,
     ASSAY_KERNEL_ATTR_ROPE_TABLE_ORIGINAL_MAX_POSITION_EMBEDDINGS = 6,
     ASSAY_KERNEL_ATTR_ROPE_TABLE_POSITIONS = 7,
+    ASSAY_KERNEL_ATTR_ROPE_TABLE_BETA_FAST = 8,
+    ASSAY_KERNEL_ATTR_ROPE_TABLE_BETA_SLOW = 9,
+    ASSAY_KERNEL_ATTR_ROPE_TABLE_TRUNCATE = 10,
+    ASSAY_KERNEL_ATTR_ROPE_TABLE_ATTENTION_FACTOR = 11,
 };
 
 /* | `rope_fwd` | x act [T,A,D], cos F32 [P,h], sin F32 [P,h], position I64 [T] | | y act [T,A,D] | |

@@ -5,8 +5,8 @@
 #include "ref/parallel/context.h"
 #include "ref/parallel/tensor.h"
 #include "ref/qk_layernorm.h"
+#include "ref/yarn.h"
 
-#include <math.h>
 #include <stddef.h>
 
 #define EACH_RANK(p, r) for (int r = 0; r < (p)->n; r++)
@@ -107,7 +107,7 @@ static ref_attention_desc describe(const ref_pass *p, int64_t heads, int64_t gro
         .groups = groups,
         .head_dim = head_dim(p),
         .head_dim_v = assay_config_value_dim(e->config),
-        .scale = 1.0 / sqrt((double)head_dim(p)),
+        .scale = ref_yarn_softmax_scale(e->config),
         .window = e->config->window[p->layer],
         .q_position = q_position->x,
         .k_position = k_position->x,

@@ -2,6 +2,7 @@
 #include "ref/engine.h"
 
 #include "ref/parallel/sharding.h"
+#include "ref/yarn.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -93,7 +94,11 @@ static assay_status make_rope(ref_engine *e)
                              .factor = c->rope_factor,
                              .low_freq_factor = c->rope_low_freq_factor,
                              .high_freq_factor = c->rope_high_freq_factor,
-                             .original_max_position_embeddings = c->rope_original_max_position_embeddings};
+                             .original_max_position_embeddings = c->rope_original_max_position_embeddings,
+                             .beta_fast = c->rope_beta_fast,
+                             .beta_slow = c->rope_beta_slow,
+                             .attention_factor = ref_yarn_attention_factor(c),
+                             .truncate = c->rope_truncate};
     const int64_t n = e->seq * (d.rotary_dim / 2);
     ref_policy unperturbed = e->run->policy; /* the table is data, the same in every run */
     unperturbed.perturb = 0.0;

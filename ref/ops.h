@@ -60,7 +60,11 @@ typedef struct ref_rope_desc {
     int64_t rotary_dim; /* R, even */
     double base, factor, low_freq_factor, high_freq_factor;
     int64_t original_max_position_embeddings;
+    double beta_fast, beta_slow, attention_factor; /* yarn */
+    bool truncate;
 } ref_rope_desc;
+/* yarn: between which pairs frequencies pass from theirs to linear's. */
+void ref_rope_yarn_range(const ref_rope_desc *d, double *low, double *high);
 /* cos [P,R/2] =   sin [P,R/2] = */
 void ref_rope_table(double *cos_table, double *sin_table, const ref_rope_desc *d, int64_t n_positions);
 /* y [T,heads,D] =   x [T,heads,D]   cos, sin [P,R/2]   position [T] */

@@ -347,10 +347,25 @@ static assay_status cast(const replay *r)
     return ASSAY_OK;
 }
 
+static assay_status yarn_desc(const replay *r, ref_rope_desc *d)
+{
+    ASSAY_TRY(replay_attr_double(r, "beta_fast", &d->beta_fast));
+    ASSAY_TRY(replay_attr_double(r, "beta_slow", &d->beta_slow));
+    ASSAY_TRY(replay_attr_bool(r, "truncate", &d->truncate));
+    ASSAY_TRY(replay_attr_double(r, "attention_factor", &d->attention_factor));
+    ASSAY_CHECK(d->beta_fast > 0.0 && d->beta_slow > 0.0 && d->attention_factor > 0.0 && d->base > 1.0,
+                ASSAY_INVALID_ARGUMENT,
+                "%s: yarn: expected beta_fast, beta_slow and attention_factor above 0, rotary_base above 1, "
+                "found %g, %g, %g and %g",
+                r->op, d->beta_fast, d->beta_slow, d->attention_factor, d->base);
+    return replay_attr_i64(r, "original_max_position_embeddings", 1, ASSAY_CONFIG_MAX_DIM,
+                           &d->original_max_position_embeddings);
+}
+
 static assay_status rope_desc(const replay *r, ref_rope_desc *d)
 {
     char type[16];
-    *d = (ref_rope_desc){ASSAY_ROPE_DEFAULT, 0, 0.0, 1.0, 1.0, 4.0, 1};
+    *d = (ref_rope_desc){.type = ASSAY_ROPE_DEFAULT, .factor = 1.0};
     ASSAY_TRY(replay_attr_i64(r, "rotary_dim", 0, ASSAY_CONFIG_MAX_DIM, &d->rotary_dim));
     ASSAY_TRY(replay_attr_double(r, "rotary_base", &d->base));
     ASSAY_CHECK(d->rotary_dim % 2 == 0 && d->base > 0.0, ASSAY_INVALID_ARGUMENT,
@@ -359,14 +374,18 @@ static assay_status rope_desc(const replay *r, ref_rope_desc *d)
     ASSAY_TRY(replay_attr_string(r, "rope_type", type, sizeof type));
     if (strcmp(type, "default") == 0)
         return ASSAY_OK;
-    d->type = strcmp(type, "linear") == 0 ? ASSAY_ROPE_LINEAR : ASSAY_ROPE_LLAMA3;
-    ASSAY_CHECK(d->type == ASSAY_ROPE_LINEAR || strcmp(type, "llama3") == 0, ASSAY_INVALID_ARGUMENT,
-                "%s: rope_type: expected default, linear or llama3, found '%s'", r->op, type);
+    for (d->type = ASSAY_ROPE_LINEAR; d->type < ASSAY_ROPE_YARN; d->type++)
+        if (strcmp(type, assay_rope_name(d->type)) == 0)
+            break;
+    ASSAY_CHECK(strcmp(type, assay_rope_name(d->type)) == 0, ASSAY_INVALID_ARGUMENT,
+                "%s: rope_type: expected default, linear, llama3 or yarn, found '%s'", r->op, type);
     ASSAY_TRY(replay_attr_double(r, "factor", &d->factor));
     ASSAY_CHECK(d->factor > 0.0, ASSAY_INVALID_ARGUMENT, "%s: factor: expected a positive number, found %g",
                 r->op, d->factor);
     if (d->type == ASSAY_ROPE_LINEAR)
         return ASSAY_OK;
+    if (d->type == ASSAY_ROPE_YARN)
+        return yarn_desc(r, d);
     ASSAY_TRY(replay_attr_double(r, "low_freq_factor", &d->low_freq_factor));
     ASSAY_TRY(replay_attr_double(r, "high_freq_factor", &d->high_freq_factor));
     ASSAY_TRY(replay_attr_i64(r, "original_max_position_embeddings", 1, ASSAY_CONFIG_MAX_DIM,

@@ -214,10 +214,11 @@ static assay_status check_rope(const assay_model_config *c, const char *what)
                 "least 2",
                 what, assay_config_word(c, "kv_channels"), (long long)c->kv_channels, c->rotary_percent,
                 (long long)rotary);
+    ASSAY_TRY(assay_config_check_yarn(c, what));
     if (c->rope_type == ASSAY_ROPE_DEFAULT)
         return ASSAY_OK;
     ASSAY_TRY(check_real(c, what, "rope_factor", c->rope_factor, 1e-6, 1e9));
-    if (c->rope_type == ASSAY_ROPE_LINEAR)
+    if (c->rope_type == ASSAY_ROPE_LINEAR || c->rope_type == ASSAY_ROPE_YARN)
         return ASSAY_OK;
     ASSAY_TRY(check_real(c, what, "rope_low_freq_factor", c->rope_low_freq_factor, 1e-6, 1e9));
     ASSAY_CHECK(c->rope_high_freq_factor > c->rope_low_freq_factor && c->rope_high_freq_factor <= 1e9,

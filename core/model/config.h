@@ -27,7 +27,7 @@ typedef enum {
     ASSAY_ARCH_MEGATRON,
     ASSAY_ARCH_COUNT
 } assay_arch;
-typedef enum { ASSAY_ROPE_DEFAULT, ASSAY_ROPE_LINEAR, ASSAY_ROPE_LLAMA3 } assay_rope_type;
+typedef enum { ASSAY_ROPE_DEFAULT, ASSAY_ROPE_LINEAR, ASSAY_ROPE_LLAMA3, ASSAY_ROPE_YARN } assay_rope_type;
 typedef enum { ASSAY_SCORE_SOFTMAX, ASSAY_SCORE_SIGMOID } assay_score_function;
 
 /* A decoder layer is a mixer (tokens meet each other) and an MLP (each token by itself), each behind a norm and
@@ -121,6 +121,14 @@ typedef struct assay_model_config {
     double rope_low_freq_factor;
     double rope_high_freq_factor;
     int64_t rope_original_max_position_embeddings;
+    /* yarn, 0 with other types: turns in the original length between which frequencies pass from theirs to those of linear;
+     * whether the two pairs found from them are rounded outwards; what cos and sin are multiplied by, or 0:
+     * m(rope_mscale) / m(rope_mscale_all_dim), where m(a) = 0.1 a ln rope_factor + 1, and 1 for a rope_factor of 1 or less */
+    double rope_beta_fast, rope_beta_slow;
+    bool rope_truncate;
+    double rope_attention_factor, rope_mscale;
+    double
+        rope_mscale_all_dim; /* with MLA, whatever the type: scores are multiplied by m(rope_mscale_all_dim)^2, too */
 
     /* kinds of layer l */
     assay_mixer_kind mixer[ASSAY_MAX_LAYERS];
@@ -166,6 +174,8 @@ assay_status assay_config_check(const assay_model_config *c, const char *what);
 /* A Hugging Face config.json (or `megatron` fields) that reads back to an equal struct. */
 assay_status assay_config_to_json(const assay_model_config *c, json_t **out);
 const char *assay_arch_name(assay_arch arch);
+/* "default", "linear", "llama3", "yarn". */
+const char *assay_rope_name(assay_rope_type type);
 /* "attention", "mla"; "dense", "moe". */
 const char *assay_mixer_name(assay_mixer_kind kind);
 const char *assay_mlp_name(assay_mlp_kind kind);

@@ -6,11 +6,15 @@
 
 #define FIELD(member, hf, type, required)                                                                    \
     {                                                                                                        \
-#member, hf, ASSAY_FIELD_##type, offsetof(assay_model_config, member), required, false               \
+#member, hf, ASSAY_FIELD_##type, offsetof(assay_model_config, member), required, false, false        \
     }
 #define MLA_FIELD(member, hf, type)                                                                          \
     {                                                                                                        \
-#member, hf, ASSAY_FIELD_##type, offsetof(assay_model_config, member), false, true                   \
+#member, hf, ASSAY_FIELD_##type, offsetof(assay_model_config, member), false, true, false            \
+    }
+#define YARN_FIELD(member, hf, type)                                                                         \
+    {                                                                                                        \
+#member, hf, ASSAY_FIELD_##type, offsetof(assay_model_config, member), false, false, true            \
     }
 static const assay_config_field fields[] = {
     FIELD(num_layers, "num_hidden_layers", I64, true),
@@ -38,6 +42,13 @@ static const assay_config_field fields[] = {
     FIELD(rope_low_freq_factor, "low_freq_factor", DOUBLE, false),
     FIELD(rope_high_freq_factor, "high_freq_factor", DOUBLE, false),
     FIELD(rope_original_max_position_embeddings, "original_max_position_embeddings", I64, false),
+    YARN_FIELD(rope_beta_fast, "beta_fast", DOUBLE),
+    YARN_FIELD(rope_beta_slow, "beta_slow", DOUBLE),
+    YARN_FIELD(rope_truncate, "truncate", BOOL),
+    YARN_FIELD(rope_attention_factor, "attention_factor", DOUBLE),
+    YARN_FIELD(rope_mscale, "mscale", DOUBLE),
+    {"rope_mscale_all_dim", "mscale_all_dim", ASSAY_FIELD_DOUBLE,
+     offsetof(assay_model_config, rope_mscale_all_dim), false, true, true},
     MLA_FIELD(q_lora_rank, NULL, I64),
     MLA_FIELD(kv_lora_rank, NULL, I64),
     MLA_FIELD(qk_head_dim, "qk_nope_head_dim", I64),
@@ -60,10 +71,13 @@ static const assay_config_field fields[] = {
 };
 #undef FIELD
 #undef MLA_FIELD
+#undef YARN_FIELD
 enum { N_FIELDS = sizeof fields / sizeof fields[0] - 1 };
 
-static const char *const rope_names[] = {
-    [ASSAY_ROPE_DEFAULT] = "default", [ASSAY_ROPE_LINEAR] = "linear", [ASSAY_ROPE_LLAMA3] = "llama3"};
+static const char *const rope_names[] = {[ASSAY_ROPE_DEFAULT] = "default",
+                                         [ASSAY_ROPE_LINEAR] = "linear",
+                                         [ASSAY_ROPE_LLAMA3] = "llama3",
+                                         [ASSAY_ROPE_YARN] = "yarn"};
 static const char *const score_names[] = {
     [ASSAY_SCORE_SOFTMAX] = "softmax", [ASSAY_SCORE_SIGMOID] = "sigmoid"};
 
@@ -113,14 +127,14 @@ const char *assay_score_name(assay_score_function score)
 
 assay_status assay_rope_from_name(const char *name, const char *what, assay_rope_type *out)
 {
-    for (int i = ASSAY_ROPE_DEFAULT; i <= ASSAY_ROPE_LLAMA3; i++) {
+    for (int i = ASSAY_ROPE_DEFAULT; i <= ASSAY_ROPE_YARN; i++) {
         if (strcmp(name, rope_names[i]) == 0) {
             *out = (assay_rope_type)i;
             return ASSAY_OK;
         }
     }
-    ASSAY_FAIL(ASSAY_UNSUPPORTED, "%s: rope_type: unknown type '%.64s', expected default, linear or llama3",
-               what, name);
+    ASSAY_FAIL(ASSAY_UNSUPPORTED,
+               "%s: rope_type: unknown type '%.64s', expected default, linear, llama3 or yarn", what, name);
 }
 
 assay_status assay_score_from_name(const char *name, const char *what, assay_score_function *out)

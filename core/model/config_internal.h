@@ -24,13 +24,13 @@ typedef struct assay_config_field {
     size_t offset;
     bool required; /* in a `megatron` config */
     bool mla;      /* of the MLA mixer alone: 0 in other models, whose files do not have it */
+    bool yarn;     /* of this type of rope alone, likewise; both: of either */
 } assay_config_field;
 
 /* Ends with a row of name NULL. */
 const assay_config_field *assay_config_fields(void);
 /* The word a reader of this kind of config knows a member by. */
 const char *assay_config_word(const assay_model_config *c, const char *name);
-const char *assay_rope_name(assay_rope_type type);
 const char *assay_score_name(assay_score_function score);
 assay_status assay_rope_from_name(const char *name, const char *what, assay_rope_type *out);
 assay_status assay_score_from_name(const char *name, const char *what, assay_score_function *out);
@@ -103,8 +103,14 @@ int assay_config_write_mla(const assay_model_config *c, json_t *root);
  * Megatron-LM's, whose defaults must not be meant.  c->mixer[0] says what came of it. */
 assay_status assay_config_read_megatron_mla(const json_t *root, bool form, const char *what,
                                             assay_model_config *c);
-/* Words that say nothing but are allowed beside multi_latent_attention, NULL at the end. */
+/* config_yarn.c: rules of the members of this type of rope. */
+assay_status assay_config_check_yarn(const assay_model_config *c, const char *what);
+/* Megatron-LM's words of MLA for yarn, NULL at the end; read behind the members of the struct.  form: as above. */
 const char *const *assay_config_yarn_words(void);
+assay_status assay_config_read_megatron_yarn(const json_t *root, bool form, const char *what,
+                                             assay_model_config *c);
+/* The members of yarn in an object of Hugging Face's. */
+int assay_config_write_yarn(const assay_model_config *c, json_t *rope);
 /* config_experts.c */
 assay_status assay_config_read_experts(const json_t *root, const char *what, assay_config_training *t);
 assay_status assay_config_read_megatron(const json_t *root, const char *what, assay_model_config *c);

@@ -31,8 +31,6 @@ static const checked_word checked[] = {
     {"seq_len_interpolation_factor", OFF, "this spelling (say rope_type linear and rope_factor)", false},
     {"layernorm_zero_centered_gamma", OFF, "zero-centered norm weights", false},
     {"cache_mla_latents", OFF, "a cache of compressed keys and values", false},
-    /* read with rope_type rope, too: softmax_scale */
-    {"mscale_all_dim", OFF, "a scale of scores that is not 1/sqrt(width)", false},
     {"mtp_num_layers", OFF, "multi-token prediction", false},
     {"qk_l2_norm", OFF, "an L2 norm of q and k", false},
     {"qk_clip", OFF, "QK-clip", false},
@@ -218,7 +216,9 @@ static assay_status read_field(const json_t *root, const assay_config_field *f, 
         return ASSAY_OK;
     case ASSAY_FIELD_ROPE_TYPE:
         ASSAY_TRY(assay_json_get_string(root, f->name, f->required, what, text, sizeof text));
-        if (text[0] != '\0' && !mla) /* there it is the default one */
+        if (mla && strcmp(text, "rope") == 0) /* Megatron-LM's word for it there */
+            *(assay_rope_type *)at = ASSAY_ROPE_DEFAULT;
+        else if (text[0] != '\0')
             ASSAY_TRY(assay_rope_from_name(text, what, at));
         return ASSAY_OK;
     case ASSAY_FIELD_SCORE:
@@ -364,6 +364,7 @@ assay_status assay_config_read_megatron(const json_t *root, const char *what, as
         ASSAY_TRY(read_field(root, f, what, c));
     if (c->moe_router_topk_scaling_factor == 0.0 && is_megatron_form(root))
         c->moe_router_topk_scaling_factor = 1.0; /* none */
+    ASSAY_TRY(assay_config_read_megatron_yarn(root, is_megatron_form(root), what, c));
     if (c->num_query_groups == 0)
         c->num_query_groups = c->num_attention_heads;
     if (assay_config_is_mla(c) && json_object_get(root, "mla_layernorm_epsilon") == NULL)
@@ -385,7 +386,8 @@ assay_status assay_config_read_megatron(const json_t *root, const char *what, as
     /* Megatron-LM has no such switch: sigmoid scores are always normalised when more than one is chosen. */
     if (json_object_get(root, "norm_topk_prob") == NULL)
         c->norm_topk_prob = c->moe_router_score_function == ASSAY_SCORE_SIGMOID && c->moe_router_topk > 1;
-    if (c->rope_type == ASSAY_ROPE_LLAMA3 && c->rope_original_max_position_embeddings == 0)
+    if ((c->rope_type == ASSAY_ROPE_LLAMA3 || c->rope_type == ASSAY_ROPE_YARN) &&
+        c->rope_original_max_position_embeddings == 0)
         c->rope_original_max_position_embeddings = c->max_position_embeddings;
     ASSAY_TRY(read_layers(root, what, c));
     return is_megatron_form(root) ? read_form(root, what, c) : ASSAY_OK;

@@ -80,9 +80,10 @@ static assay_status check_absent(const assay_model_config *c, const char *what)
         ASSAY_CHECK(!others[i].given, ASSAY_UNSUPPORTED,
                     "%s: %s: not supported yet with multi-latent attention", what,
                     assay_config_word(c, others[i].name));
-    ASSAY_CHECK(c->rope_type == ASSAY_ROPE_DEFAULT, ASSAY_UNSUPPORTED,
-                "%s: rope_type: %s is not supported yet with multi-latent attention, expected default", what,
-                assay_rope_name(c->rope_type));
+    ASSAY_CHECK(
+        c->rope_type == ASSAY_ROPE_DEFAULT || c->rope_type == ASSAY_ROPE_YARN, ASSAY_UNSUPPORTED,
+        "%s: rope_type: %s is not supported yet with multi-latent attention, expected default or yarn", what,
+        assay_rope_name(c->rope_type));
     for (int64_t l = 0; l < c->num_layers; l++)
         ASSAY_CHECK(c->window[l] == 0, ASSAY_UNSUPPORTED,
                     "%s: window of layer %lld: not supported yet with multi-latent attention, expected 0",
@@ -274,15 +275,6 @@ int assay_config_write_mla(const assay_model_config *c, json_t *root)
 
 /* --- Megatron-LM -------------------------------------------------------------------------------------------- */
 
-/* Words of yarn, which rope_type rope does not read. */
-static const char *const yarn_words[] = {
-    "rotary_scaling_factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "mscale", NULL};
-
-const char *const *assay_config_yarn_words(void)
-{
-    return yarn_words;
-}
-
 static bool is_off(const json_t *value)
 {
     return value == NULL || json_is_null(value) || json_is_false(value) ||
@@ -293,14 +285,14 @@ assay_status assay_config_read_megatron_mla(const json_t *root, bool form, const
                                             assay_model_config *c)
 {
     const json_t *word = json_object_get(root, "multi_latent_attention"),
-                 *norms = json_object_get(root, "qk_layernorm"), *rope = json_object_get(root, "rope_type");
-    const char *rope_type = json_string_value(rope);
+                 *norms = json_object_get(root, "qk_layernorm");
+    const char *const *yarn = assay_config_yarn_words();
     ASSAY_CHECK(is_off(word) || json_is_true(word), ASSAY_FORMAT,
                 "%s: multi_latent_attention: expected true or false", what);
-    for (int i = 0; yarn_words[i] != NULL && is_off(word); i++)
-        ASSAY_CHECK(json_object_get(root, yarn_words[i]) == NULL, ASSAY_UNSUPPORTED,
+    for (int i = 0; yarn[i] != NULL && is_off(word); i++)
+        ASSAY_CHECK(json_object_get(root, yarn[i]) == NULL, ASSAY_UNSUPPORTED,
                     "%s: %s: a word of multi-latent attention, which this model does not have", what,
-                    yarn_words[i]);
+                    yarn[i]);
     if (is_off(word))
         return ASSAY_OK;
     /* Megatron-LM's default is false, which leaves both inner norms out. */
@@ -310,14 +302,8 @@ assay_status assay_config_read_megatron_mla(const json_t *root, bool form, const
                 what, norms == NULL ? "missing" : "not true");
     ASSAY_CHECK(!form || json_object_get(root, "q_lora_rank") != NULL, ASSAY_FORMAT,
                 "%s: q_lora_rank: missing, expected an integer or null (Megatron-LM's default is 512)", what);
-    ASSAY_CHECK(rope != NULL || !form, ASSAY_FORMAT,
-                "%s: rope_type: missing, expected rope (Megatron-LM's default, yarn, is not supported yet)",
-                what);
-    ASSAY_CHECK(rope == NULL || (rope_type != NULL &&
-                                 (strcmp(rope_type, "rope") == 0 || strcmp(rope_type, "default") == 0)),
-                ASSAY_UNSUPPORTED,
-                "%s: rope_type: %.64s is not supported yet with multi-latent attention, expected rope", what,
-                rope_type ? rope_type : "no string");
+    if (form) /* Megatron-LM's default */
+        c->rope_type = ASSAY_ROPE_YARN;
     c->mixer[0] = ASSAY_MIXER_MLA; /* of all layers, when their number is known */
     return ASSAY_OK;
 }

@@ -91,6 +91,71 @@ static assay_status read_original_length(const rope_sources *s, assay_model_conf
     return ASSAY_OK;
 }
 
+/* null is no truncation to Python; it is not what anybody means by it. */
+static assay_status read_truncate(const rope_sources *s, bool *out)
+{
+    static const char key[] = "truncate";
+    int found = -1;
+    *out = true;
+    for (int i = 1; i < s->n; i++) {
+        const json_t *member = json_object_get(s->object[i], key);
+        ASSAY_CHECK(member == NULL || json_is_boolean(member), ASSAY_FORMAT, "%s: %s: expected true or false",
+                    s->what[i], key);
+        ASSAY_CHECK(member == NULL || found < 0 || json_is_true(member) == *out, ASSAY_MISMATCH,
+                    "%s: %s and that of %s contradict each other", s->what[i], key,
+                    s->what[found < 0 ? i : found]);
+        if (member != NULL) {
+            *out = json_is_true(member);
+            found = i;
+        }
+    }
+    return ASSAY_OK;
+}
+
+/* factor: null, which a class with MLA dies of where mscale_all_dim is there: made from the two lengths. */
+static bool is_null_somewhere(const rope_sources *s, const char *key)
+{
+    for (int i = 1; i < s->n; i++)
+        if (json_is_null(json_object_get(s->object[i], key)))
+            return true;
+    return false;
+}
+
+static assay_status read_yarn(const rope_sources *s, assay_model_config *c)
+{
+    const bool mla = assay_hf_class_of(c->arch)->mla;
+    double mscale = 0.0, all_dim = 0.0, given = 0.0;
+    ASSAY_TRY(agree(s, 1, "factor", 1e-6, 1e9, &c->rope_factor,
+                    is_null_somewhere(s, "factor") && !mla ? NULL : assay_rope_name(c->rope_type)));
+    ASSAY_TRY(read_original_length(s, c));
+    if (!(c->rope_factor > 0.0))
+        c->rope_factor =
+            (double)c->max_position_embeddings / (double)c->rope_original_max_position_embeddings;
+    ASSAY_TRY(agree(s, 1, "beta_fast", 0.0, 1e9, &c->rope_beta_fast, NULL));
+    ASSAY_TRY(agree(s, 1, "beta_slow", 0.0, 1e9, &c->rope_beta_slow, NULL));
+    if (!(c->rope_beta_fast > 0.0))
+        c->rope_beta_fast = 32.0;
+    if (!(c->rope_beta_slow > 0.0))
+        c->rope_beta_slow = 1.0;
+    ASSAY_TRY(read_truncate(s, &c->rope_truncate));
+    ASSAY_TRY(agree(s, 1, "mscale", 0.0, 1e3, &mscale, NULL));
+    ASSAY_TRY(agree(s, 1, "mscale_all_dim", 0.0, 1e3, &all_dim, NULL));
+    ASSAY_TRY(agree(s, 1, "attention_factor", 1e-6, 1e6, &given, NULL));
+    c->rope_attention_factor = given;
+    if (mla || (mscale > 0.0 && !(given > 0.0)))
+        c->rope_mscale_all_dim = all_dim;
+    if (given > 0.0)
+        return ASSAY_OK;
+    ASSAY_CHECK(
+        !(mla && all_dim > 0.0) || mscale > 0.0, ASSAY_UNSUPPORTED,
+        "%s: mscale_all_dim without mscale, which scales scores but not cos and sin: not supported yet, "
+        "expected both or none",
+        s->what[s->n - 1]);
+    /* one of the two alone says nothing of cos and sin here */
+    c->rope_mscale = mscale > 0.0 && all_dim > 0.0 ? mscale : 1.0;
+    return ASSAY_OK;
+}
+
 assay_status assay_config_read_rope(const json_t *root, const char *what, assay_model_config *c)
 {
     rope_sources s = {.n = 1, .object = {root}};
@@ -107,6 +172,8 @@ assay_status assay_config_read_rope(const json_t *root, const char *what, assay_
                 assay_arch_name(c->arch), percent);
     if (c->rope_type == ASSAY_ROPE_DEFAULT)
         return ASSAY_OK;
+    if (c->rope_type == ASSAY_ROPE_YARN)
+        return read_yarn(&s, c);
     const char *type = assay_rope_name(c->rope_type);
     ASSAY_TRY(agree(&s, 1, "factor", 1e-6, 1e9, &c->rope_factor, type));
     if (c->rope_type == ASSAY_ROPE_LINEAR)

@@ -20,6 +20,8 @@ static json_t *rope_object(const assay_model_config *c)
         failed |= put(rope, "original_max_position_embeddings",
                       json_integer(c->rope_original_max_position_embeddings));
     }
+    if (c->rope_type == ASSAY_ROPE_YARN)
+        failed |= assay_config_write_yarn(c, rope);
     if (failed != 0) {
         json_decref(rope);
         return NULL;
@@ -155,7 +157,8 @@ assay_status assay_config_write_megatron(const assay_model_config *c, json_t *ro
 {
     int failed = json_object_set_new(root, "model_type", json_string("megatron"));
     for (const assay_config_field *f = assay_config_fields(); f->name != NULL; f++)
-        if (!f->mla || assay_config_is_mla(c))
+        if ((!f->mla && !f->yarn) || (f->mla && assay_config_is_mla(c)) ||
+            (f->yarn && c->rope_type == ASSAY_ROPE_YARN))
             failed |= json_object_set_new(root, f->name, field_to_json(f, c));
     if (assay_config_is_mla(c))
         failed |= json_object_set_new(root, "multi_latent_attention", json_true());

@@ -25,13 +25,15 @@ enum { SIZE_MAX_ATTR = 1 << 30 };
 #define SHARE RANGE(0.0, 0x1.ffffffffp-1) /* less than 1 */
 
 #define ROPE_ATTRS                                                                                           \
-    {WORD("rope_type"), .otherwise = "default", .words = "default|linear|llama3"},                           \
+    {WORD("rope_type"), .otherwise = "default", .words = "default|linear|llama3|yarn"},                      \
         {INT("rotary_dim"), SIZE(0), .symbol = "R"}, {DOUBLE("rotary_base"), RANGE(0x1p-100, 0x1p100)},      \
         {DOUBLE("factor"), .otherwise = "1"}, {DOUBLE("low_freq_factor"), .otherwise = "1"},                 \
         {DOUBLE("high_freq_factor"), .otherwise = "1"},                                                      \
         {INT("original_max_position_embeddings"), .otherwise = "0", COUNT},                                  \
+        {INT("positions"), SIZE(0), .symbol = "P"}, {DOUBLE("beta_fast"), .otherwise = "32"},                \
+        {DOUBLE("beta_slow"), .otherwise = "1"}, {BOOL("truncate"), .otherwise = "true"},                    \
     {                                                                                                        \
-        INT("positions"), SIZE(0), .symbol = "P"                                                             \
+        DOUBLE("attention_factor"), .otherwise = "1"                                                         \
     }
 #define ATTENTION_ATTRS                                                                                      \
     {INT("batch"), SIZE(0), .symbol = "B"}, {INT("seq_q"), SIZE(0), .symbol = "Sq"},                         \

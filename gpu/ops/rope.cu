@@ -1,4 +1,4 @@
-/* Rotary position embedding.  docs/OPS.md 4; Su et al. 2021; llama3 scaling as in Hugging Face transformers.
+/* Rotary position embedding.  docs/OPS.md 4; Su et al. 2021; llama3 scaling as in Hugging Face transformers; yarn: Peng et al. 2023.
  *
  *   k0  one thread for each pair or element; the table in double,      fp32, element-wise (table: double)
  *       rounded once
@@ -13,12 +13,14 @@ typedef struct rope_desc {
     int64_t rotary_dim;
     double base, factor, low_freq_factor, high_freq_factor;
     int64_t original_max_position_embeddings;
+    double low, high, attention_factor; /* yarn: pairs between which frequencies pass into linear's */
 } rope_desc;
 
 __global__ void rope_table_k0(float *cos_table, float *sin_table, rope_desc d, int64_t positions)
 {
     const int64_t pairs = d.rotary_dim / 2;
     const double two_pi = 6.283185307179586476925286766559;
+    const double times = d.type == ASSAY_ROPE_YARN ? d.attention_factor : 1.0;
     for (int64_t e = gpu_thread(); e < positions * pairs; e += gpu_threads()) {
         const int64_t p = e / pairs, i = e % pairs;
         double f = pow(d.base, -2.0 * (double)i / (double)d.rotary_dim);
@@ -35,9 +37,13 @@ __global__ void rope_table_k0(float *cos_table, float *sin_table, rope_desc d, i
                 f = (1.0 - s) * f / d.factor + s * f;
             }
         }
+        if (d.type == ASSAY_ROPE_YARN) {
+            const double s = fmin(fmax(((double)i - d.low) / (d.high - d.low), 0.0), 1.0);
+            f = s * (f / d.factor) + (1.0 - s) * f;
+        }
         const double angle = (double)p * f;
-        cos_table[e] = (float)cos(angle);
-        sin_table[e] = (float)sin(angle);
+        cos_table[e] = (float)(times * cos(angle));
+        sin_table[e] = (float)(times * sin(angle));
     }
 }
 
@@ -92,8 +98,8 @@ static bool positive(double v)
 
 static rope_desc desc_of(const gpu_operands *o)
 {
-    static const int types[] = {ASSAY_ROPE_DEFAULT, ASSAY_ROPE_LINEAR,
-                                ASSAY_ROPE_LLAMA3}; /* the order of the words */
+    static const int types[] = {ASSAY_ROPE_DEFAULT, ASSAY_ROPE_LINEAR, ASSAY_ROPE_LLAMA3,
+                                ASSAY_ROPE_YARN}; /* the order of the words */
     const int word = gpu_operand_word(o, "rope_type");
     rope_desc d;
     d.type = word >= 0 ? types[word] : -1;
@@ -103,13 +109,47 @@ static rope_desc desc_of(const gpu_operands *o)
     d.low_freq_factor = gpu_operand_double(o, "low_freq_factor");
     d.high_freq_factor = gpu_operand_double(o, "high_freq_factor");
     d.original_max_position_embeddings = gpu_operand_int(o, "original_max_position_embeddings");
+    d.low = d.high = 0.0;
+    d.attention_factor = gpu_operand_double(o, "attention_factor");
     return d;
+}
+
+/* The pair that turns `beta` times within the original length; here, so that one logarithm decides where a whole number is near. */
+static double yarn_pair(const rope_desc *d, double beta)
+{
+    const double two_pi = 6.283185307179586476925286766559;
+    return (double)d->rotary_dim * log((double)d->original_max_position_embeddings / (beta * two_pi)) /
+           (2.0 * log(d->base));
+}
+
+static assay_status yarn_range(const gpu_operands *o, rope_desc *d)
+{
+    const double fast = gpu_operand_double(o, "beta_fast"), slow = gpu_operand_double(o, "beta_slow");
+    ASSAY_CHECK(positive(fast) && positive(slow) && positive(d->attention_factor) && d->base > 1.0 &&
+                    d->original_max_position_embeddings > 0,
+                ASSAY_INVALID_ARGUMENT,
+                "rope_table: yarn: expected beta_fast, beta_slow, attention_factor and "
+                "original_max_position_embeddings above 0, rotary_base above 1, found %g, %g, %g, %" PRId64
+                ", %g",
+                fast, slow, d->attention_factor, d->original_max_position_embeddings, d->base);
+    d->low = yarn_pair(d, fast);
+    d->high = yarn_pair(d, slow);
+    if (gpu_operand_bool(o, "truncate")) {
+        d->low = floor(d->low);
+        d->high = ceil(d->high);
+    }
+    d->low = d->low > 0.0 ? d->low : 0.0;
+    if (d->high > (double)(d->rotary_dim - 1))
+        d->high = (double)(d->rotary_dim - 1);
+    if (d->low == d->high)
+        d->high += 1e-3;
+    return ASSAY_OK;
 }
 
 static assay_status rope_table(const gpu_work *w)
 {
     const gpu_tensor cos_table = gpu_operand(w->o, "cos"), sin_table = gpu_operand(w->o, "sin");
-    const rope_desc desc = desc_of(w->o), *d = &desc;
+    rope_desc desc = desc_of(w->o), *d = &desc;
     const char *op = "rope_table";
     ASSAY_TRY(gpu_check_tensor(op, "cos", cos_table, ASSAY_F32, ASSAY_F32));
     ASSAY_TRY(gpu_check_tensor(op, "sin", sin_table, ASSAY_F32, ASSAY_F32));
@@ -120,9 +160,8 @@ static assay_status rope_table(const gpu_work *w)
     ASSAY_TRY(gpu_check_shape2(op, "sin", sin_table, positions, d->rotary_dim / 2));
     ASSAY_CHECK(positive(d->base), ASSAY_INVALID_ARGUMENT,
                 "%s: rotary_base: expected a positive number, found %g", op, d->base);
-    ASSAY_CHECK(d->type == ASSAY_ROPE_DEFAULT || d->type == ASSAY_ROPE_LINEAR || d->type == ASSAY_ROPE_LLAMA3,
-                ASSAY_UNSUPPORTED, "%s: rope_type: expected default, linear or llama3, found number %d", op,
-                d->type);
+    ASSAY_CHECK(d->type >= 0, ASSAY_UNSUPPORTED,
+                "%s: rope_type: expected default, linear, llama3 or yarn, found number %d", op, d->type);
     ASSAY_CHECK(d->type == ASSAY_ROPE_DEFAULT || positive(d->factor), ASSAY_INVALID_ARGUMENT,
                 "%s: factor: expected a positive number, found %g", op, d->factor);
     ASSAY_CHECK(d->type != ASSAY_ROPE_LLAMA3 ||
@@ -132,6 +171,8 @@ static assay_status rope_table(const gpu_work *w)
                 "%s: llama3: expected 0 < low_freq_factor < high_freq_factor and "
                 "original_max_position_embeddings > 0, found %g, %g, %" PRId64,
                 op, d->low_freq_factor, d->high_freq_factor, d->original_max_position_embeddings);
+    if (d->type == ASSAY_ROPE_YARN)
+        ASSAY_TRY(yarn_range(w->o, d));
     const int64_t n = gpu_tensor_count(cos_table);
     if (n > 0)
         GPU_LAUNCHED(GPU_LAUNCH_NO_BARRIER(rope_table_k0, gpu_grid(n, GPU_BLOCK), dim3(GPU_BLOCK), 0,

@@ -3,8 +3,7 @@
 
 #include "gpu/documents.h"
 #include "gpu/dropout.h"
-
-#include <math.h>
+#include "gpu/yarn.h"
 
 #define ATTENTION_SLOTS(x)                                                                                   \
     GPU_T("q", (x)->q), GPU_T("k", (x)->k), GPU_T("v", (x)->v), GPU_T("q_position", (x)->q_position),        \
@@ -14,8 +13,7 @@
         GPU_I("heads", (m)->heads / (x)->parts), GPU_I("groups", (m)->groups / (x)->parts),                  \
         GPU_I("head_dim", (m)->config->kv_channels),                                                         \
         GPU_I("head_dim_v", assay_config_value_dim((m)->config)),                                            \
-        GPU_F("scale", (double)(float)(1.0 / sqrt((double)(m)->config->kv_channels))),                       \
-        GPU_I("window", (l)->window)
+        GPU_F("scale", (double)(float)gpu_yarn_softmax_scale((m)->config)), GPU_I("window", (l)->window)
 
 /* This rank's piece of n things that tp cuts, and cp, too, where the heads are dealt out. */
 gpu_dim gpu_context_dealt(const gpu_model *m, int64_t n, int64_t parts)

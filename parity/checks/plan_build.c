@@ -2,6 +2,7 @@
 #include "parity/checks/plan.h"
 
 #include "core/base/text.h"
+#include "ref/yarn.h"
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -287,19 +288,21 @@ static int64_t targets_of_step(const assay_batches *b, int64_t step)
 
 static void rope_table(plan *p)
 {
-    static const char *const types[] = {
-        [ASSAY_ROPE_DEFAULT] = "default", [ASSAY_ROPE_LINEAR] = "linear", [ASSAY_ROPE_LLAMA3] = "llama3"};
     const assay_model_config *c = p->job->config;
     plan_add(p, "rope_table", "rope");
     plan_out(p, "cos", plan_value(p, "rope", "cos", p->accumulated));
     plan_out(p, "sin", plan_value(p, "rope", "sin", p->accumulated));
-    plan_word(p, "rope_type", types[c->rope_type]);
+    plan_word(p, "rope_type", assay_rope_name(c->rope_type));
     plan_int(p, "rotary_dim", assay_config_rotary_dim(c));
     plan_real(p, "rotary_base", c->rotary_base, 0.0);
     plan_real(p, "factor", c->rope_factor, 0.0);
     plan_real(p, "low_freq_factor", c->rope_low_freq_factor, 0.0);
     plan_real(p, "high_freq_factor", c->rope_high_freq_factor, 0.0);
     plan_int(p, "original_max_position_embeddings", c->rope_original_max_position_embeddings);
+    plan_real(p, "beta_fast", c->rope_beta_fast, 0.0);
+    plan_real(p, "beta_slow", c->rope_beta_slow, 0.0);
+    plan_bool(p, "truncate", c->rope_truncate);
+    plan_real(p, "attention_factor", ref_yarn_attention_factor(c), 1e-15 * ref_yarn_attention_factor(c));
     plan_int(p, "positions", p->S);
 }
 

@@ -1,7 +1,7 @@
 /* Attention over the keys of a context-parallel group: docs/OPS.md 9.5. */
 #include "parity/checks/plan.h"
 
-#include <math.h>
+#include "ref/yarn.h"
 
 static plan_tensor position_leaf(plan *p, const char *name, const assay_sequence *sequence)
 {
@@ -45,7 +45,7 @@ static void attention_attrs(plan *p, const sizes *n)
     plan_int(p, "groups", plan_local_groups(p) / n->parts);
     plan_int(p, "head_dim", c->kv_channels);
     plan_int(p, "head_dim_v", assay_config_value_dim(c));
-    plan_f32(p, "scale", 1.0 / sqrt((double)c->kv_channels));
+    plan_f32(p, "scale", ref_yarn_softmax_scale(c));
     plan_int(p, "window", c->window[p->layer]);
     plan_attention_dropout(p, n->parts);
 }

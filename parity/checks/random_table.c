@@ -428,6 +428,11 @@ const parity_ask_row parity_ask_table[] = {
       "| rope_type=linear rotary_dim=6 rotary_base=1000000.0 factor=2.5 positions=9",
       "| rope_type=llama3 rotary_dim=32 rotary_base=500000.0 factor=4.0 low_freq_factor=1.0 "
       "high_freq_factor=4.0 original_max_position_embeddings=32 positions=70",
+      "| rope_type=yarn rotary_dim=32 rotary_base=500.0 factor=4.0 original_max_position_embeddings=32 "
+      "positions=70",
+      "| rope_type=yarn rotary_dim=16 rotary_base=10000.0 factor=40.0 original_max_position_embeddings=4096 "
+      "beta_fast=16.5 "
+      "beta_slow=0.75 truncate=false attention_factor=1.375 positions=9",
       "| rope_type=default rotary_dim=2 rotary_base=10000.0 positions=0"}},
     {"rope_fwd",
      {{.name = "x"}, {SLOT("cos", TURN_COS)}, {SLOT("sin", TURN_SIN)}, {SLOT("position", BELOW), .of = "P"}},

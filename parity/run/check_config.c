@@ -1,6 +1,8 @@
 /* The recorded configuration, and the attributes that operations were called with, against the folder's. */
 #include "parity/run/check.h"
 
+#include "ref/yarn.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -131,18 +133,24 @@ static void compare_flag(check_state *c, const assay_trace_op *op, const char *k
 
 static void compare_rope(check_state *c, const assay_trace_op *op, const assay_model_config *m)
 {
-    static const char *const types[] = {"default", "linear", "llama3"};
-    compare_word(c, op, "rope_type", types[m->rope_type]);
+    compare_word(c, op, "rope_type", assay_rope_name(m->rope_type));
     compare_number(c, op, "rotary_base", m->rotary_base);
     compare_number(c, op, "rotary_dim", (double)assay_config_rotary_dim(m));
     if (m->rope_type != ASSAY_ROPE_DEFAULT)
         compare_number(c, op, "factor", m->rope_factor);
-    if (m->rope_type != ASSAY_ROPE_LLAMA3)
-        return;
-    compare_number(c, op, "low_freq_factor", m->rope_low_freq_factor);
-    compare_number(c, op, "high_freq_factor", m->rope_high_freq_factor);
-    compare_number(c, op, "original_max_position_embeddings",
-                   (double)m->rope_original_max_position_embeddings);
+    if (m->rope_type == ASSAY_ROPE_LLAMA3) {
+        compare_number(c, op, "low_freq_factor", m->rope_low_freq_factor);
+        compare_number(c, op, "high_freq_factor", m->rope_high_freq_factor);
+    }
+    if (m->rope_type == ASSAY_ROPE_YARN) {
+        compare_number(c, op, "beta_fast", m->rope_beta_fast);
+        compare_number(c, op, "beta_slow", m->rope_beta_slow);
+        compare_number(c, op, "attention_factor", ref_yarn_attention_factor(m));
+        compare_flag(c, op, "truncate", m->rope_truncate);
+    }
+    if (m->rope_type == ASSAY_ROPE_LLAMA3 || m->rope_type == ASSAY_ROPE_YARN)
+        compare_number(c, op, "original_max_position_embeddings",
+                       (double)m->rope_original_max_position_embeddings);
 }
 
 /* Heads of one rank are a part of the model's where tensors are cut; their ratio is not. */
@@ -154,7 +162,7 @@ static void compare_attention(check_state *c, const assay_trace_op *op, const as
         compare_number(c, op, "groups", (double)m->num_query_groups);
     }
     compare_number(c, op, "head_dim", (double)m->kv_channels);
-    compare_number(c, op, "scale", 1.0 / sqrt((double)m->kv_channels));
+    compare_number(c, op, "scale", ref_yarn_softmax_scale(m));
     if (layer >= 0)
         compare_number(c, op, "window", (double)m->window[layer]);
 }

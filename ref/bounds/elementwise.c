@@ -235,23 +235,40 @@ void ref_bound_sigmoid_gate_bwd(ref_pair dx, ref_pair dgate, const double *dy, c
     }
 }
 
-/* Both engines work in double.  The angle p f carries the error of pow and, for llama3, of the interpolation:
+/* yarn without truncation: how wrong the share of linear's frequency may be for pair i, where it is not 0 or 1 for certain: logarithms
+ * of quotients place both ends.  Truncated ends are whole numbers.  The frequencies that it mixes differ by no more than the larger. */
+static double yarn_share_error(const ref_rope_desc *desc, int64_t i, double u)
+{
+    double low, high;
+    if (desc->type != ASSAY_ROPE_YARN || desc->truncate)
+        return 0.0;
+    ref_rope_yarn_range(desc, &low, &high);
+    const double ends = low + fabs(high) + (double)desc->rotary_dim * (1.0 + 1.0 / log(desc->base)),
+                 share = ((double)i - low) / (high - low), error = 8.0 * u * ends / fabs(high - low);
+    return share < -error || share > 1.0 + error ? 0.0 : error;
+}
+
+/* Both engines work in double.  The angle p f carries the error of pow and, for llama3 and yarn, of the interpolation:
  * a few double roundings relative, so p f 2^-46 absolute; cos and sin are Lipschitz. */
 void ref_bound_rope_table(ref_pair cos_table, ref_pair sin_table, const ref_rope_desc *desc,
                           int64_t n_positions, const ref_declared *d)
 {
     const int64_t half = desc->rotary_dim / 2;
     /* base to a rounded power: ln(base) u and the power's own error; the inverse, scaling and smoothing, the angle: 12 roundings */
-    const bool angles = d->rounding & ASSAY_ROUND_ANGLES;
-    const double relative = angles ? (fabs(log(desc->base)) + 12.0) * d->num.u + d->num.f : 0x1p-46,
-                 stored = angles ? d->num.f : 0x1p-40;
+    const bool angles = d->rounding & ASSAY_ROUND_ANGLES, yarn = desc->type == ASSAY_ROPE_YARN;
+    const double times = yarn ? desc->attention_factor * fmax(1.0, 1.0 / desc->factor) : 1.0,
+                 relative =
+                     angles ? (fabs(log(desc->base)) + (yarn ? 16.0 : 12.0)) * d->num.u + d->num.f : 0x1p-46,
+                 stored =
+                     angles ? d->num.f + (yarn ? d->num.u : 0.0) : 0x1p-40; /* yarn: its factor is rounded */
     ref_rope_table(cos_table.y, sin_table.y, desc, n_positions);
     for (int64_t p = 0; p < n_positions; p++)
         for (int64_t i = 0; i < half; i++) {
             /* the frequency is at most 1 (base >= 1), so p bounds the angle; base < 1 turns the other way
              * round */
             const double f = fmax(1.0, pow(desc->base, -2.0 * (double)i / (double)desc->rotary_dim));
-            const double angle = (double)p * (desc->base >= 1.0 ? fmin(f, 1.0) : f) * relative;
+            const double angle = (double)p * (desc->base >= 1.0 ? fmin(f, 1.0) : f) * times *
+                                 (relative + yarn_share_error(desc, i, angles ? d->num.u : 0x1p-53));
             cos_table.b[p * half + i] = stored * fabs(cos_table.y[p * half + i]) + angle;
             sin_table.b[p * half + i] = stored * fabs(sin_table.y[p * half + i]) + angle;
         }

@@ -388,8 +388,8 @@ Test(core_config, wrong_configs_are_refused_by_name)
         {llama, "{\"tie_word_embeddings\":1}", ASSAY_FORMAT, "tie_word_embeddings: expected true or false"},
         {llama, "{\"attention_bias\":\"yes\"}", ASSAY_FORMAT, "attention_bias: expected true or false"},
         /* rope */
-        {llama, "{\"rope_scaling\":{\"type\":\"yarn\",\"factor\":2}}", ASSAY_UNSUPPORTED,
-         "config.json: rope_scaling: rope_type: unknown type 'yarn'"},
+        {llama, "{\"rope_scaling\":{\"type\":\"longrope\",\"factor\":2}}", ASSAY_UNSUPPORTED,
+         "config.json: rope_scaling: rope_type: unknown type 'longrope'"},
         {llama, "{\"rope_parameters\":{\"rope_type\":\"dynamic\"}}", ASSAY_UNSUPPORTED,
          "config.json: rope_parameters: rope_type: unknown type 'dynamic'"},
         {llama, "{\"rope_scaling\":\"linear\"}", ASSAY_FORMAT, "rope_scaling: expected an object"},
@@ -495,7 +495,7 @@ Test(core_config, wrong_configs_are_refused_by_name)
         {megatron, "{\"num_layers\":0}", ASSAY_LIMIT, "num_layers: expected 1 to 1024, found 0"},
         {megatron, "{\"num_attention_heads\":0}", ASSAY_MISMATCH, "kv_channels is absent"},
         {megatron, "{\"num_query_groups\":3}", ASSAY_MISMATCH, "is not a multiple of num_query_groups 3"},
-        {megatron, "{\"rope_type\":\"yarn\"}", ASSAY_UNSUPPORTED, "rope_type: unknown type 'yarn'"},
+        {megatron, "{\"rope_type\":\"longrope\"}", ASSAY_UNSUPPORTED, "rope_type: unknown type 'longrope'"},
         {megatron, "{\"rope_type\":\"linear\"}", ASSAY_LIMIT, "rope_factor: expected"},
         {megatron, "{\"moe_router_score_function\":\"sqrtsoftplus\"}", ASSAY_UNSUPPORTED,
          "moe_router_score_function: unknown function 'sqrtsoftplus'"},
@@ -647,6 +647,8 @@ Test(core_config, golden_models_load_and_round_trip)
         {"mistral", 2, 6, 2, 8, 83, 1e4},
         {"deepseek_v3", 3, 3, 3, 10, 73, 1e4},
         {"deepseek_v3_q", 2, 4, 4, 16, 79, 5e4},
+        {"deepseek_v3_yarn", 2, 2, 2, 14, 67, 100.0},
+        {"llama_yarn", 2, 4, 2, 16, 89, 500.0},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         char path[256];

@@ -77,6 +77,12 @@ Test(engine_step, deepseek_v3_without_a_compressed_q_agrees_with_golden)
     forward_backward_golden("deepseek_v3_q");
 }
 
+Test(engine_step, yarn_agrees_with_golden)
+{
+    forward_backward_golden("llama_yarn");
+    forward_backward_golden("deepseek_v3_yarn");
+}
+
 /* Uneven sequence pieces under sp: 41 tokens. */
 Test(engine_step, uneven_sequence_pieces_agree_with_golden)
 {

@@ -260,12 +260,12 @@ static const op_sizes rope_sizes[] = {
     {{7, 3, 8, 4, 11}}, {{7, 3, 9, 3, 11}}, {{5, 1, 5, 0, 3}},
     {{1, 2, 2, 1, 1}},  {{0, 2, 4, 2, 4}},  {{33, 5, 64, 32, 40}},
 };
-static const op_sizes table_sizes[] = {
-    {{16, 21, 0}}, {{16, 21, 1}}, {{16, 81, 2}}, {{2, 1, 0}}, {{64, 300, 2}}};
+static const op_sizes table_sizes[] = {{{16, 21, 0}},  {{16, 21, 1}}, {{16, 81, 2}}, {{2, 1, 0}},
+                                       {{64, 300, 2}}, {{16, 81, 3}}, {{64, 300, 3}}};
 
 static void rope_table(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
 {
-    static const char *const type[] = {"default", "linear", "llama3"};
+    static const char *const type[] = {"default", "linear", "llama3", "yarn"};
     (void)act;
     attr_s(c, "rope_type", type[d[2]]);
     attr_i(c, "rotary_dim", d[0]);
@@ -275,6 +275,10 @@ static void rope_table(op_call *c, assay_dtype act, data_mode mode, const int64_
     attr_d(c, "high_freq_factor", 4);
     attr_i(c, "original_max_position_embeddings", 64);
     attr_i(c, "positions", d[1]);
+    attr_d(c, "beta_fast", mode == ZERO_MEAN ? 32 : 5.5);
+    attr_d(c, "beta_slow", 0.75);
+    attr_b(c, "truncate", mode == ZERO_MEAN);
+    attr_d(c, "attention_factor", 1.125);
 }
 
 static void rope(op_call *c, const char *slot, assay_dtype act, data_mode mode, const int64_t *d)

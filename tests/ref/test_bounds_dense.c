@@ -392,7 +392,7 @@ Test(ref_bounds_dense, rope)
 {
     enum { T = 9, A = 2, D = 12, R = 8, P = 50 };
     test_rng r = {5};
-    const ref_rope_desc desc = {ASSAY_ROPE_DEFAULT, R, 10000.0, 1, 1, 4, 1};
+    const ref_rope_desc desc = {.type = ASSAY_ROPE_DEFAULT, .rotary_dim = R, .base = 10000.0};
     for (int d = 0; d < 2; d++) {
         const assay_dtype dtype = d ? ASSAY_BF16 : ASSAY_F32;
         trial t = trial_new("rope_table", assay_arith_elementwise());

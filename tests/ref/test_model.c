@@ -92,6 +92,15 @@ Test(ref_model, golden_deepseek_v3_q)
     check_model("deepseek_v3_q");
 }
 
+Test(ref_model, golden_llama_yarn)
+{
+    check_model("llama_yarn");
+}
+Test(ref_model, golden_deepseek_v3_yarn)
+{
+    check_model("deepseek_v3_yarn");
+}
+
 static void check_training(const char *model)
 {
     char path[ASSAY_PATH];

@@ -123,8 +123,9 @@ Test(ref_golden, swiglu)
 static void rope_file(const char *name, assay_rope_type type)
 {
     assay_tensorfile *f = golden_open(name);
-    ref_rope_desc desc = {type, (int64_t)golden_attr(f, "rotary_dim"), golden_attr(f, "rotary_base"), 1, 1, 4,
-                          0};
+    ref_rope_desc desc = {.type = type,
+                          .rotary_dim = (int64_t)golden_attr(f, "rotary_dim"),
+                          .base = golden_attr(f, "rotary_base")};
     if (type != ASSAY_ROPE_DEFAULT)
         desc.factor = golden_attr(f, "factor");
     if (type == ASSAY_ROPE_LLAMA3) {

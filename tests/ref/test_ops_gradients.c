@@ -403,7 +403,7 @@ static double rope_objective(void *context)
 Test(ref_gradients, rope)
 {
     test_rng r = {4};
-    const ref_rope_desc desc = {ASSAY_ROPE_LINEAR, 6, 100.0, 2.0, 1, 4, 1};
+    const ref_rope_desc desc = {.type = ASSAY_ROPE_LINEAR, .rotary_dim = 6, .base = 100.0, .factor = 2.0};
     double c_table[33], s_table[33], y[135], dx[135];
     int64_t position[5] = {10, 0, 3, 3, 7};
     ref_rope_table(c_table, s_table, &desc, 11);

@@ -1,0 +1,12 @@
+/* What the members of yarn make of scores, cos and sin. */
+#ifndef REF_YARN_H
+#define REF_YARN_H
+
+#include "core/model/config.h"
+
+/* What cos and sin are multiplied by; 1 with other types of rope. */
+double ref_yarn_attention_factor(const assay_model_config *c);
+/* What scores are multiplied by, with yarn or without: 1/sqrt(kv_channels), with MLA times m(rope_mscale_all_dim)^2. */
+double ref_yarn_softmax_scale(const assay_model_config *c);
+
+#endif
