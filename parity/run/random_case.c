@@ -81,6 +81,24 @@ static int64_t width(draws *d, bool wide)
     return wide ? 8 * between(d, 1, 17) : chance(d, 50) ? 2 * between(d, 2, 20) : between(d, 3, 40);
 }
 
+/* Short lengths, so that the positions of a case meet frequencies of every kind. */
+static void draw_yarn(draws *d, bool mla, json_t *model)
+{
+    put_word(d, model, "rope_type", "yarn");
+    put_real(d, model, "rope_factor", REAL_OF(d, 0.5, 2.0, 4.0));
+    put_int(d, model, "rope_original_max_position_embeddings", ONE_OF(d, 4, 8, 16, 64));
+    put_real(d, model, "rotary_base", REAL_OF(d, 20.0, 500.0, 10000.0));
+    put_real(d, model, "rope_beta_fast", REAL_OF(d, 1.0, 4.0, 32.0));
+    put_real(d, model, "rope_beta_slow", REAL_OF(d, 0.25, 0.5, 1.0));
+    put(d, model, "rope_truncate", json_boolean(chance(d, 70)));
+    if (chance(d, 30))
+        put_real(d, model, "rope_attention_factor", 1.25);
+    else
+        put_real(d, model, "rope_mscale", REAL_OF(d, 0.7, 1.0));
+    if (mla || chance(d, 40))
+        put_real(d, model, "rope_mscale_all_dim", REAL_OF(d, 0.9, 1.0));
+}
+
 static void draw_mla(draws *d, bool wide, json_t *model)
 {
     const int64_t rotated = wide ? ONE_OF(d, 16, 32, 64) : 2 * between(d, 1, 5);
@@ -95,6 +113,8 @@ static void draw_mla(draws *d, bool wide, json_t *model)
     put_int(d, model, "qk_head_dim", plain);
     put_int(d, model, "qk_pos_emb_head_dim", rotated);
     put_int(d, model, "v_head_dim", wide ? 8 * between(d, 2, 16) : between(d, 1, 24));
+    if (chance(d, 50))
+        draw_yarn(d, true, model);
 }
 
 static void draw_attention(draws *d, bool wide, json_t *model)
@@ -125,6 +145,8 @@ static void draw_attention(draws *d, bool wide, json_t *model)
     } else if (chance(d, 15)) {
         put_word(d, model, "rope_type", "linear");
         put_real(d, model, "rope_factor", 2.0);
+    } else if (chance(d, 15)) {
+        draw_yarn(d, false, model);
     }
     if (chance(d, 35)) {
         json_t *window = json_array();
