@@ -27,7 +27,7 @@ static const struct {
      "\"attention_bias\":false,\"tie_word_embeddings\":false,\"use_sliding_window\":false,"
      "\"num_experts\":128,\"num_experts_per_tok\":8,\"moe_intermediate_size\":1536,"
      "\"norm_topk_prob\":true,\"decoder_sparse_step\":1,\"mlp_only_layers\":[]}"},
-    /* deepseek-ai/DeepSeek-V3 without what says nothing about shapes and is not computed: rope_scaling (yarn), the FP8
+    /* deepseek-ai/DeepSeek-V3 without what says nothing about shapes and is not computed: the FP8
      * quantization of the stored weights, num_nextn_predict_layers (a 62nd layer that predicts a second token; the published
      * 671.0 billion are without it) */
     {"deepseek-v3", 671.0,
@@ -40,7 +40,9 @@ static const struct {
      "\"first_k_dense_replace\":3,\"moe_layer_freq\":1,\"n_routed_experts\":256,\"n_shared_experts\":1,"
      "\"num_experts_per_tok\":8,\"moe_intermediate_size\":2048,\"n_group\":8,\"topk_group\":4,"
      "\"norm_topk_prob\":true,\"routed_scaling_factor\":2.5,\"scoring_func\":\"sigmoid\","
-     "\"topk_method\":\"noaux_tc\",\"aux_loss_alpha\":0.001,\"seq_aux\":true,\"ep_size\":1}"},
+     "\"topk_method\":\"noaux_tc\",\"aux_loss_alpha\":0.001,\"seq_aux\":true,\"ep_size\":1,"
+     "\"rope_scaling\":{\"beta_fast\":32,\"beta_slow\":1,\"factor\":40,\"mscale\":1.0,\"mscale_all_dim\":1.0,"
+     "\"original_max_position_embeddings\":4096,\"type\":\"yarn\"}}"},
 };
 
 enum { N_MODELS = sizeof models / sizeof *models };
