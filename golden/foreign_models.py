@@ -16,6 +16,11 @@ FAMILIES = {
     "llama": ("LlamaConfig", {}), "llama3_rope": ("LlamaConfig", dict(rope_parameters=dict(
         rope_type="llama3", rope_theta=10000.0, factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0,
         original_max_position_embeddings=16))),
+    "llama_yarn": ("LlamaConfig", dict(rope_parameters=dict(
+        rope_type="yarn", rope_theta=500.0, factor=4.0, original_max_position_embeddings=32))),
+    "llama_yarn_mscale": ("LlamaConfig", dict(rope_parameters=dict(
+        rope_type="yarn", rope_theta=500.0, factor=4.0, original_max_position_embeddings=32, beta_fast=4.5, beta_slow=0.5,
+        truncate=False, mscale=0.7, mscale_all_dim=0.9))),
     "llama_8_heads": ("LlamaConfig", dict(num_attention_heads=8, num_key_value_heads=4)),
     "llama_tied": ("LlamaConfig", dict(tie_word_embeddings=True)),
     "mistral": ("MistralConfig", dict(sliding_window=5)), "qwen2": ("Qwen2Config", {}), "qwen3": ("Qwen3Config", {}),

@@ -1,4 +1,5 @@
 """Rotary embedding and attention of Hugging Face's modules.  Tensors go in Megatron-LM's order of axes [s,b,heads,d]."""
+import math
 import sys
 
 import torch
@@ -24,7 +25,7 @@ def halves(t):
 class RotaryEmbedding(Rule):
     """cos and sin of a Hugging Face model: of every position of the first row, the two equal halves once."""
 
-    TYPES = ("default", "linear", "llama3")
+    TYPES = ("default", "linear", "llama3", "yarn")
 
     @staticmethod
     def matches(m):
@@ -44,9 +45,23 @@ class RotaryEmbedding(Rule):
         for word in ("factor", "low_freq_factor", "high_freq_factor"):
             if p.get(word) is not None and kind != "default":
                 attrs[word] = float(p[word])
-        if kind == "llama3":
+        if kind in ("llama3", "yarn"):
             attrs["original_max_position_embeddings"] = int(p["original_max_position_embeddings"])
-        return attrs
+        if kind == "yarn":
+            attrs.update(self.yarn(p))
+        return attrs if kind != "yarn" or "factor" in attrs else None
+
+    @staticmethod
+    def yarn(p):
+        """Of the configuration: what the module has computed may be wrong."""
+        def grown(mscale):
+            return 0.1 * mscale * math.log(p["factor"]) + 1.0 if p["factor"] > 1 else 1.0
+
+        times, both = p.get("attention_factor"), p.get("mscale") and p.get("mscale_all_dim")
+        if times is None and p.get("factor") is not None:
+            times = grown(p["mscale"]) / grown(p["mscale_all_dim"]) if both else grown(1.0)
+        return {"beta_fast": float(p.get("beta_fast") or 32), "beta_slow": float(p.get("beta_slow") or 1),
+                "truncate": bool(p.get("truncate", True)), "attention_factor": float(times or 1.0)}
 
     def forward(self, args, kwargs, out):
         position = kwargs.get("position_ids", args[1] if len(args) > 1 else None)

@@ -77,6 +77,14 @@ class Modules(unittest.TestCase):
         model.model.layers[1].self_attn.scaling *= 1.1
         self.named("wrong", model, "model.layers.1.self_attn.core_attention", "attention_fwd")
 
+    def test_yarn(self):
+        for family in ("llama_yarn", "llama_yarn_mscale"):
+            for dtype in (torch.float32, torch.bfloat16):
+                self.honest(family, dtype, "eager", 60, rope_table=1, rope_fwd=4, rope_bwd=4)
+            model = models.build(family)
+            model.model.rotary_emb.attention_scaling = 1.0
+            self.named("wrong_" + family, model, "model.rotary_emb", "rope_table")
+
     def test_latent_attention_beside_its_folder(self):
         """Against config.json, weights and the reference: the inner norms have the eps of their class and not rms_norm_eps."""
         for eps, code, word in ((None, 0, "RIGHT: "), (1e-2, 1, "adds eps 0.01 where 1e-06 is expected")):
