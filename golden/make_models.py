@@ -143,7 +143,7 @@ CASES = {
             v_head_dim=8, first_k_dense_replace=2, n_routed_experts=4, num_experts_per_tok=2, n_group=1,
             topk_group=1, rms_norm_eps=1e-6, tie_word_embeddings=True, max_position_embeddings=128,
             num_nextn_predict_layers=0, rope_parameters=dict(rope_type="default", rope_theta=50000.0))),
-    "llama_yarn": dict(  # 41 positions of a model of 32; frequencies of both kinds and two between them
+    "llama_yarn": dict(  # 41 positions of a model of 32; frequencies of both kinds and two between
         seed=91, arch="Llama", layout=True,
         config=dict(
             vocab_size=89, hidden_size=32, intermediate_size=44, num_hidden_layers=2, head_dim=16,
