@@ -77,7 +77,10 @@ CONFIGS = {
     "mla_experts": (dict(SIGMOID, num_moe_experts=8, moe_router_num_groups=4, moe_router_group_topk=2, moe_router_topk=4,
                          moe_shared_expert_intermediate_size=6, moe_layer_freq=[0, 1], **LATENT), MLA_LAYOUTS + ["ep2"]),
 }
-for _c, _ in list(CONFIGS.values())[-3:]:
+# the core's own rotation of latent attention: positions beyond the original 4, both factors not 1
+CONFIGS["mla_yarn"] = (dict(MLA, rope_type="yarn", rotary_base=100, rotary_scaling_factor=4.0, original_max_position_embeddings=4,
+                            beta_fast=1.0, beta_slow=0.25, mscale=0.7, mscale_all_dim=0.9), MLA_LAYOUTS)
+for _c, _ in list(CONFIGS.values())[-4:]:
     del _c["kv_channels"]  # of the usual attention
 STEPS, MICROBATCHES, ROWS, SEQ = 2, 4, 2, 8
 TRAINING = {"lr": 0.01, "min_lr": 0.01, "weight_decay": 0.1, "adam_beta1": 0.9, "adam_beta2": 0.95, "adam_eps": 1e-8,

@@ -408,3 +408,7 @@ Test(ref_megatron, mla_experts)
 {
     check_latent("mla_experts", 5);
 }
+Test(ref_megatron, mla_yarn)
+{
+    check_latent("mla_yarn", 4);
+}

@@ -71,7 +71,8 @@ typedef struct tables {
 static tables turns(void)
 {
     tables m = {.position = {6, 0, 3, 3, 1}};
-    const ref_rope_desc desc = {ASSAY_ROPE_DEFAULT, 2 * H, 100.0, 1, 1, 4, 1};
+    const ref_rope_desc desc = {
+        .type = ASSAY_ROPE_DEFAULT, .rotary_dim = 2 * H, .base = 100.0, .factor = 1.0};
     ref_rope_table(m.c, m.s, &desc, P);
     return m;
 }
