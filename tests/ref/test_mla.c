@@ -213,7 +213,8 @@ static trial begin(const char *op, const form *f, const assay_arith *arith, test
                    const double **s, int64_t **position)
 {
     trial t = trial_new(op, *arith);
-    const ref_rope_desc desc = {ASSAY_ROPE_DEFAULT, ROTARY, 100.0, 1, 1, 4, 1};
+    const ref_rope_desc desc = {
+        .type = ASSAY_ROPE_DEFAULT, .rotary_dim = ROTARY, .base = 100.0, .factor = 1.0};
     double *cosines = new_real(POSITIONS * HALF), *sines = new_real(POSITIONS * HALF);
     if (f->products)
         t.arith.rounding |= ASSAY_ROUND_PRODUCTS;
