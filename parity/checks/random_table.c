@@ -181,7 +181,7 @@
 #define LATENT_SIZES                                                                                         \
     {                                                                                                        \
         "T=5 C=7 R=3 | " LATENT, "T=9 C=40 R=8 | " LATENT, "T=0 C=4 R=2 | " LATENT,                          \
-            "T=3 C=0 R=16 | " LATENT, "T=2 C=512 R=64 | " LATENT                                             \
+            "T=3 C=0 R=16 | " LATENT, "T=2 C=512 R=64 | " LATENT, "T=3 C=16 R=0 | " LATENT                   \
     }
 /* D - 2h columns pass */
 #define MLA_HEADS "heads=A head_dim=D"
@@ -199,7 +199,8 @@
             "T=0 A=2 N=4 V=2 P=3 h=2 | " MLA, "T=9 A=3 N=0 V=1 P=3 h=1 | " MLA,                              \
             "T=3 A=5 N=0 V=16 P=5 h=8 | " MLA, "T=3 A=2 N=8 V=0 P=5 h=8 | " MLA,                             \
             "T=2 A=3 N=16 V=24 P=5 h=0 | " MLA, "T=2 A=128 N=8 V=8 P=5 h=8 | " MLA,                          \
-            "T=2 A=131 N=1 V=2 P=5 h=3 | " MLA, "T=4 A=3 N=16 V=8 P=64 h=32 | " MLA                          \
+            "T=2 A=131 N=1 V=2 P=5 h=3 | " MLA, "T=4 A=3 N=16 V=8 P=64 h=32 | " MLA,                         \
+            "T=3 A=2 N=0 V=0 P=5 h=0 | " MLA                                                                 \
     }
 #define MERGE "heads=A head_dim=D"
 #define PACK MERGE " parts=P"
@@ -433,6 +434,11 @@ const parity_ask_row parity_ask_table[] = {
       "| rope_type=yarn rotary_dim=16 rotary_base=10000.0 factor=40.0 original_max_position_embeddings=4096 "
       "beta_fast=16.5 "
       "beta_slow=0.75 truncate=false attention_factor=1.375 positions=9",
+      /* ends beyond the last pair, and at one place */
+      "| rope_type=yarn rotary_dim=4 rotary_base=2.0 factor=2.0 original_max_position_embeddings=4096 "
+      "beta_fast=388.0 beta_slow=0.001 positions=9",
+      "| rope_type=yarn rotary_dim=4 rotary_base=2.0 factor=2.0 original_max_position_embeddings=4096 "
+      "beta_fast=215.0 beta_slow=0.001 positions=9",
       "| rope_type=default rotary_dim=2 rotary_base=10000.0 positions=0"}},
     {"rope_fwd",
      {{.name = "x"}, {SLOT("cos", TURN_COS)}, {SLOT("sin", TURN_SIN)}, {SLOT("position", BELOW), .of = "P"}},
