@@ -190,7 +190,7 @@
         "T=5 A=3 D=11 P=11 h=4 | " MLA_HEADS, "T=7 A=1 D=40 P=9 h=8 | " MLA_HEADS,                           \
             "T=0 A=2 D=5 P=3 h=2 | " MLA_HEADS, "T=9 A=3 D=2 P=3 h=1 | " MLA_HEADS,                          \
             "T=3 A=2 D=16 P=5 h=8 | " MLA_HEADS, "T=3 A=1 D=8 P=5 h=0 | " MLA_HEADS,                         \
-            "T=4 A=3 D=72 P=64 h=32 | " MLA_HEADS                                                            \
+            "T=4 A=3 D=72 P=64 h=32 | " MLA_HEADS, "T=3 A=2 D=21 P=5 h=8 | " MLA_HEADS                       \
     }
 #define MLA "heads=A qk_head_dim=N v_head_dim=V"
 #define MLA_KV_SIZES                                                                                         \
@@ -200,7 +200,8 @@
             "T=3 A=5 N=0 V=16 P=5 h=8 | " MLA, "T=3 A=2 N=8 V=0 P=5 h=8 | " MLA,                             \
             "T=2 A=3 N=16 V=24 P=5 h=0 | " MLA, "T=2 A=128 N=8 V=8 P=5 h=8 | " MLA,                          \
             "T=2 A=131 N=1 V=2 P=5 h=3 | " MLA, "T=4 A=3 N=16 V=8 P=64 h=32 | " MLA,                         \
-            "T=3 A=2 N=0 V=0 P=5 h=0 | " MLA                                                                 \
+            "T=3 A=2 N=0 V=0 P=5 h=0 | " MLA, "T=3 A=2 N=8 V=5 P=5 h=8 | " MLA,                              \
+            "T=3 A=2 N=8 V=16 P=5 h=3 | " MLA                                                                \
     }
 #define MERGE "heads=A head_dim=D"
 #define PACK MERGE " parts=P"
