@@ -63,16 +63,15 @@ static assay_status rope_q(const replay *r, const char *in, const char *out, boo
     const ref_value *x;
     rotation m;
     ref_pair y;
-    int64_t heads, dim;
+    int64_t heads, dim, count;
     ASSAY_TRY(rotation_of(r, &m));
     ASSAY_TRY(replay_attr_i64(r, "heads", 1, ASSAY_CONFIG_MAX_DIM, &heads));
     ASSAY_TRY(replay_attr_i64(r, "head_dim", 0, ASSAY_CONFIG_MAX_DIM, &dim));
     ASSAY_CHECK(m.half <= dim / 2, ASSAY_INVALID_ARGUMENT,
                 "%s: slot cos: %lld frequencies do not fit heads of %lld", r->op, (long long)m.half,
                 (long long)dim);
-    ASSAY_CHECK(dim == 0 || m.t <= INT64_MAX / heads / dim, ASSAY_LIMIT, "%s: %lld heads of %lld", r->op,
-                (long long)heads, (long long)dim);
-    ASSAY_TRY(replay_real(r, in, m.t * heads * dim, &x));
+    ASSAY_TRY(replay_product(r, m.t, heads, dim, &count));
+    ASSAY_TRY(replay_real(r, in, count, &x));
     ASSAY_TRY(replay_out_real(r, out, x->count, x->dtype, "rotation", &y));
     ref_bound_mla_rope_q(y, x->value, m.cos->value, m.sin->value, m.position->ivalue, 2 * m.half, m.t, heads,
                          dim, back, &r->d);

@@ -228,6 +228,8 @@ int64_t plan_local_groups(const plan *p);
 int64_t plan_local_heads(const plan *p);
 /* position_ids, which rotation reads: of this rank's tokens. */
 plan_tensor plan_positions(plan *p);
+/* What every rotation reads beside its heads: the tables, and the positions. */
+void plan_rotation(plan *p, plan_tensor position);
 /* Documents packed in rows: plan_documents.c.  Positions of this rank's tokens in their documents; positions in the row of the
  * documents' first tokens, of this rank's queries or (gathered) of its cp group's; none where rows are one document. */
 bool plan_is_packed(const plan *p);

@@ -27,18 +27,23 @@ static void split_attrs(plan *p)
     plan_int(p, "head_dim", p->job->config->kv_channels);
 }
 
-static void rope(plan *p, bool backward, const char *at, plan_tensor in, plan_tensor out,
-                 plan_tensor position)
+void plan_rotation(plan *p, plan_tensor position)
 {
     const plan_tensor table = {.phase = ASSAY_PHASE_FORWARD, .microbatch = -1, .dtype = p->accumulated};
     plan_tensor cos_table = table, sin_table = table;
     cos_table.name = "rope.cos";
     sin_table.name = "rope.sin";
-    plan_add(p, backward ? "rope_bwd" : "rope_fwd", at);
-    plan_in(p, backward ? "dy" : "x", in);
     plan_in(p, "cos", cos_table);
     plan_in(p, "sin", sin_table);
     plan_in(p, "position", position);
+}
+
+static void rope(plan *p, bool backward, const char *at, plan_tensor in, plan_tensor out,
+                 plan_tensor position)
+{
+    plan_add(p, backward ? "rope_bwd" : "rope_fwd", at);
+    plan_in(p, backward ? "dy" : "x", in);
+    plan_rotation(p, position);
     plan_out(p, backward ? "dx" : "y", out);
 }
 

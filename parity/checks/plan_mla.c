@@ -45,17 +45,6 @@ static plan_tensor down_backward(plan *p, const char *at, plan_tensor dy, plan_t
     return dx;
 }
 
-static void turn(plan *p, plan_tensor positions)
-{
-    const plan_tensor table = {.phase = ASSAY_PHASE_FORWARD, .microbatch = -1, .dtype = p->accumulated};
-    plan_tensor cos_table = table, sin_table = table;
-    cos_table.name = "rope.cos";
-    sin_table.name = "rope.sin";
-    plan_in(p, "cos", cos_table);
-    plan_in(p, "sin", sin_table);
-    plan_in(p, "position", positions);
-}
-
 static void q_attrs(plan *p)
 {
     plan_int(p, "heads", plan_local_heads(p));
@@ -115,13 +104,13 @@ static void heads_forward(plan *p, saved *s)
     s->v = plan_value(p, "self_attention.rope_kv", "v", p->act);
     plan_add(p, "mla_rope_q_fwd", "self_attention.rope_q");
     plan_in(p, "q", s->q);
-    turn(p, s->positions);
+    plan_rotation(p, s->positions);
     plan_out(p, "y", s->q_rotated);
     q_attrs(p);
     plan_add(p, "mla_rope_kv_fwd", "self_attention.rope_kv");
     plan_in(p, "kv", s->kv);
     plan_in(p, "k_pos_emb", s->k_pos_whole);
-    turn(p, s->positions);
+    plan_rotation(p, s->positions);
     plan_out(p, "k", s->k);
     plan_out(p, "v", s->v);
     kv_attrs(p);
@@ -152,7 +141,7 @@ static plan_tensor kv_backward(plan *p, saved *s, plan_tensor dk, plan_tensor dv
     plan_add(p, "mla_rope_kv_bwd", "self_attention.rope_kv");
     plan_in(p, "dk", dk);
     plan_in(p, "dv", dv);
-    turn(p, s->positions);
+    plan_rotation(p, s->positions);
     plan_out(p, "dkv", dkv);
     plan_out(p, "dk_pos_emb", dpos_whole);
     kv_attrs(p);
@@ -191,7 +180,7 @@ static plan_tensor q_backward(plan *p, saved *s, plan_tensor drotated)
                                                                     : plan_value(p, n.linear, "dx", p->act);
     plan_add(p, "mla_rope_q_bwd", "self_attention.rope_q");
     plan_in(p, "dy", drotated);
-    turn(p, s->positions);
+    plan_rotation(p, s->positions);
     plan_out(p, "dx", dq);
     q_attrs(p);
     plan_linear_backward(p, n.linear, dq, s->q_whole, n.weight, NULL, dwhole);

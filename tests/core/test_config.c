@@ -1,6 +1,7 @@
 /* Model configuration: defaults of the Hugging Face classes, what is refused, and writing back. */
 #include "core/model/config.h"
 #include "core/model/config_internal.h"
+#include "tests/support/config.h"
 #include "tests/support/core.h"
 
 static const char llama[] =
@@ -35,31 +36,6 @@ static const char megatron[] =
     "{\"model_type\":\"megatron\",\"hidden_size\":64,\"num_layers\":4,\"num_attention_heads\":4,"
     "\"vocab_size\":131,\"ffn_hidden_size\":56,\"num_moe_experts\":8}";
 
-/* `base` with the members of `change` put over it; a member "-" of strings lists what to remove. */
-static json_t *edited(const char *base, const char *change)
-{
-    json_t *root = NULL, *over = NULL;
-    expect_ok(assay_json_parse(&root, base, strlen(base), "base"));
-    expect_ok(assay_json_parse(&over, change, strlen(change), "change"));
-    const json_t *removed = json_object_get(over, "-");
-    for (size_t i = 0; i < json_array_size(removed); i++)
-        json_object_del(root, json_string_value(json_array_get(removed, i)));
-    json_object_del(over, "-");
-    json_object_update(root, over);
-    json_decref(over);
-    return root;
-}
-
-static assay_model_config read(const char *base, const char *change)
-{
-    assay_model_config c;
-    memset(&c, 0xff, sizeof c);
-    json_t *root = edited(base, change);
-    expect_ok(assay_config_from_json(root, "config.json", &c));
-    json_decref(root);
-    return c;
-}
-
 /* --- defaults (transformers 5.23) --------------------------------------------------------------------------- */
 
 Test(core_config, absent_fields_have_the_defaults_of_their_class)
@@ -81,7 +57,7 @@ Test(core_config, absent_fields_have_the_defaults_of_their_class)
         {mistral, 8, 8, 131072, 0, 1e-6, 1e4, false, false},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        const assay_model_config c = read(rows[i].base, "{}");
+        const assay_model_config c = config_read(rows[i].base, "{}");
         const char *name = assay_arch_name(c.arch);
         cr_expect_eq(c.num_query_groups, rows[i].groups, "%s", name);
         cr_expect_eq(c.kv_channels, rows[i].head_dim, "%s", name);
@@ -105,53 +81,55 @@ Test(core_config, class_default_of_key_value_heads_and_null)
     /* qwen2 and qwen3 default to 32 heads whatever num_attention_heads is; null means as many as heads. */
     static const char removed[] =
         "{\"-\":[\"num_key_value_heads\"],\"num_attention_heads\":32,\"hidden_size\":512}";
-    cr_expect_eq(read(qwen2, removed).num_query_groups, 32);
-    cr_expect_eq(read(qwen2, "{\"num_key_value_heads\":null}").num_query_groups, 4);
-    cr_expect_eq(read(qwen3_moe, "{\"num_attention_heads\":8,\"num_key_value_heads\":null}").num_query_groups,
-                 8);
-    cr_expect_eq(read(mixtral, "{\"head_dim\":null}").kv_channels, 8);
-    cr_expect_eq(read(mixtral, "{\"head_dim\":24}").kv_channels, 24);
-    cr_expect_eq(read(qwen3, "{\"head_dim\":null}").kv_channels, 16);
+    cr_expect_eq(config_read(qwen2, removed).num_query_groups, 32);
+    cr_expect_eq(config_read(qwen2, "{\"num_key_value_heads\":null}").num_query_groups, 4);
+    cr_expect_eq(
+        config_read(qwen3_moe, "{\"num_attention_heads\":8,\"num_key_value_heads\":null}").num_query_groups,
+        8);
+    cr_expect_eq(config_read(mixtral, "{\"head_dim\":null}").kv_channels, 8);
+    cr_expect_eq(config_read(mixtral, "{\"head_dim\":24}").kv_channels, 24);
+    cr_expect_eq(config_read(qwen3, "{\"head_dim\":null}").kv_channels, 16);
 }
 
 Test(core_config, biases_by_architecture)
 {
     static const char both[] = "{\"attention_bias\":true,\"mlp_bias\":true}";
-    assay_model_config c = read(llama, both);
+    assay_model_config c = config_read(llama, both);
     cr_expect(c.add_qkv_bias && c.add_proj_bias && c.add_mlp_bias);
-    c = read(qwen2, both); /* the class knows neither field */
+    c = config_read(qwen2, both); /* the class knows neither field */
     cr_expect(c.add_qkv_bias && !c.add_proj_bias && !c.add_mlp_bias);
-    c = read(qwen3, both);
+    c = config_read(qwen3, both);
     cr_expect(c.add_qkv_bias && c.add_proj_bias && !c.add_mlp_bias);
-    c = read(qwen3_moe, both);
+    c = config_read(qwen3_moe, both);
     cr_expect(c.add_qkv_bias && c.add_proj_bias && !c.add_mlp_bias);
-    c = read(mixtral, both);
+    c = config_read(mixtral, both);
     cr_expect(!c.add_qkv_bias && !c.add_proj_bias && !c.add_mlp_bias);
 }
 
 Test(core_config, unknown_hugging_face_fields_are_ignored)
 {
     const assay_model_config c =
-        read(llama, "{\"torch_dtype\":\"bfloat16\",\"dtype\":1,\"something\":[],\"sliding_window\":5,"
-                    "\"architectures\":[\"LlamaForCausalLM\"],\"attention_dropout\":0.0}");
+        config_read(llama, "{\"torch_dtype\":\"bfloat16\",\"dtype\":1,\"something\":[],\"sliding_window\":5,"
+                           "\"architectures\":[\"LlamaForCausalLM\"],\"attention_dropout\":0.0}");
     cr_expect_eq(c.window[0], 0);
 }
 
 Test(core_config, dropout_of_hugging_face)
 {
-    assay_model_config c = read(qwen2, "{\"attention_dropout\":0.25}");
+    assay_model_config c = config_read(qwen2, "{\"attention_dropout\":0.25}");
     cr_expect(c.training.attention_dropout == 0.25 && c.training.residual_dropout == 0.0);
-    c = read(seed_oss, "{\"-\":[\"residual_dropout\",\"attention_dropout\"]}");
+    c = config_read(seed_oss, "{\"-\":[\"residual_dropout\",\"attention_dropout\"]}");
     cr_expect(c.training.attention_dropout == 0.1 && c.training.residual_dropout == 0.1,
               "defaults of the class");
-    c = read(seed_oss, "{\"residual_dropout\":0.5,\"attention_dropout\":0.0}");
+    c = config_read(seed_oss, "{\"residual_dropout\":0.5,\"attention_dropout\":0.0}");
     cr_expect(c.training.attention_dropout == 0.0 && c.training.residual_dropout == 0.5);
 }
 
 Test(core_config, architectures_alone_names_the_class)
 {
-    cr_expect_eq(read(mixtral, "{\"-\":[\"model_type\"],\"architectures\":[\"MixtralForCausalLM\"]}").arch,
-                 ASSAY_ARCH_MIXTRAL);
+    cr_expect_eq(
+        config_read(mixtral, "{\"-\":[\"model_type\"],\"architectures\":[\"MixtralForCausalLM\"]}").arch,
+        ASSAY_ARCH_MIXTRAL);
 }
 
 /* --- rope --------------------------------------------------------------------------------------------------- */
@@ -169,7 +147,7 @@ Test(core_config, both_spellings_of_rope_say_the_same)
         "\"rope_parameters\":{\"rope_type\":\"linear\",\"factor\":2.5,\"rope_theta\":500.0}}",
     };
     for (size_t i = 0; i < sizeof linear / sizeof linear[0]; i++) {
-        const assay_model_config c = read(llama, linear[i]);
+        const assay_model_config c = config_read(llama, linear[i]);
         cr_expect_eq(c.rope_type, ASSAY_ROPE_LINEAR, "%s", linear[i]);
         cr_expect_eq(c.rope_factor, 2.5, "%s", linear[i]);
         cr_expect_eq(c.rotary_base, 500.0, "%s", linear[i]);
@@ -179,7 +157,7 @@ Test(core_config, both_spellings_of_rope_say_the_same)
         "{\"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":7e4}}",
         "{\"rope_parameters\":{\"rope_theta\":7e4}}"};
     for (size_t i = 0; i < sizeof plain / sizeof plain[0]; i++) {
-        const assay_model_config c = read(qwen2, plain[i]);
+        const assay_model_config c = config_read(qwen2, plain[i]);
         cr_expect_eq(c.rope_type, ASSAY_ROPE_DEFAULT, "%s", plain[i]);
         cr_expect_eq(c.rotary_base, 7e4, "%s", plain[i]);
     }
@@ -190,20 +168,20 @@ Test(core_config, both_spellings_of_rope_say_the_same)
 Test(core_config, llama3_rope)
 {
     assay_model_config c =
-        read(llama, "{\"rope_scaling\":{" LLAMA3 ",\"original_max_position_embeddings\":64}}");
+        config_read(llama, "{\"rope_scaling\":{" LLAMA3 ",\"original_max_position_embeddings\":64}}");
     cr_expect(c.rope_type == ASSAY_ROPE_LLAMA3 && c.rope_factor == 8.0 && c.rope_low_freq_factor == 1.0 &&
               c.rope_high_freq_factor == 4.0);
     cr_expect_eq(c.rope_original_max_position_embeddings, 64);
     /* absent: max_position_embeddings */
-    c = read(llama, "{\"rope_scaling\":{" LLAMA3 "},\"max_position_embeddings\":512}");
+    c = config_read(llama, "{\"rope_scaling\":{" LLAMA3 "},\"max_position_embeddings\":512}");
     cr_expect_eq(c.rope_original_max_position_embeddings, 512);
-    c = read(llama, "{\"rope_scaling\":{" LLAMA3 "},\"original_max_position_embeddings\":128}");
+    c = config_read(llama, "{\"rope_scaling\":{" LLAMA3 "},\"original_max_position_embeddings\":128}");
     cr_expect_eq(c.rope_original_max_position_embeddings, 128);
 }
 
 Test(core_config, rotary_dim_is_even)
 {
-    assay_model_config c = read(megatron, "{\"rotary_percent\":0.5}");
+    assay_model_config c = config_read(megatron, "{\"rotary_percent\":0.5}");
     cr_expect_eq(assay_config_rotary_dim(&c), 8);
     c.rotary_percent = 0.3; /* 4.8 -> 4 */
     cr_expect_eq(assay_config_rotary_dim(&c), 4);
@@ -261,7 +239,7 @@ Test(core_config, sliding_windows)
         {mistral, "{\"sliding_window\":null}", {0, 0, 0, 0}},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        const assay_model_config c = read(rows[i].base, rows[i].change);
+        const assay_model_config c = config_read(rows[i].base, rows[i].change);
         for (int l = 0; l < 4; l++)
             cr_expect_eq(c.window[l], rows[i].window[l], "%s layer %d", rows[i].change, l);
     }
@@ -270,10 +248,12 @@ Test(core_config, sliding_windows)
 /* Asked for, but with a coefficient of 0: Hugging Face adds nothing, either; a dense class has no router. */
 Test(core_config, router_logits_that_add_nothing_are_read)
 {
-    cr_expect_gt(
-        read(qwen3_moe, "{\"output_router_logits\":true,\"router_aux_loss_coef\":0.0}").num_moe_experts, 0);
-    cr_expect_gt(
-        read(qwen3_moe, "{\"output_router_logits\":false,\"router_aux_loss_coef\":0.5}").num_moe_experts, 0);
+    cr_expect_gt(config_read(qwen3_moe, "{\"output_router_logits\":true,\"router_aux_loss_coef\":0.0}")
+                     .num_moe_experts,
+                 0);
+    cr_expect_gt(config_read(qwen3_moe, "{\"output_router_logits\":false,\"router_aux_loss_coef\":0.5}")
+                     .num_moe_experts,
+                 0);
 }
 
 Test(core_config, which_layers_are_experts)
@@ -293,7 +273,7 @@ Test(core_config, which_layers_are_experts)
         {llama, "{\"num_hidden_layers\":4,\"num_experts\":4}", {false, false, false, false}},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        const assay_model_config c = read(rows[i].base, rows[i].change);
+        const assay_model_config c = config_read(rows[i].base, rows[i].change);
         for (int l = 0; l < 4; l++)
             cr_expect_eq(c.mlp[l] == ASSAY_MLP_MOE, rows[i].moe[l], "%s layer %d", rows[i].change, l);
     }
@@ -301,21 +281,22 @@ Test(core_config, which_layers_are_experts)
 
 Test(core_config, routers)
 {
-    assay_model_config c = read(qwen3_moe, "{}");
+    assay_model_config c = config_read(qwen3_moe, "{}");
     cr_expect(c.moe_router_pre_softmax && !c.norm_topk_prob && c.moe_ffn_hidden_size == 24);
     cr_expect_eq(c.moe_router_topk_scaling_factor, 1.0);
-    c = read(qwen3_moe, "{\"norm_topk_prob\":true,\"num_experts_per_tok\":3}");
+    c = config_read(qwen3_moe, "{\"norm_topk_prob\":true,\"num_experts_per_tok\":3}");
     cr_expect(c.norm_topk_prob && c.moe_router_topk == 3);
-    c = read(qwen3_moe, "{\"-\":[\"num_experts\"],\"num_local_experts\":9}");
+    c = config_read(qwen3_moe, "{\"-\":[\"num_experts\"],\"num_local_experts\":9}");
     cr_expect_eq(c.num_moe_experts, 9);
-    c = read(mixtral, "{\"norm_topk_prob\":false}"); /* not a field of the class: always renormalised */
+    c = config_read(mixtral,
+                    "{\"norm_topk_prob\":false}"); /* not a field of the class: always renormalised */
     cr_expect(c.moe_router_pre_softmax && c.norm_topk_prob && c.moe_ffn_hidden_size == 56);
-    c = read(megatron, "{}");
+    c = config_read(megatron, "{}");
     cr_expect(!c.moe_router_pre_softmax && !c.norm_topk_prob && c.moe_router_topk == 2 &&
               c.moe_ffn_hidden_size == 56);
-    c = read(megatron, "{\"moe_router_score_function\":\"sigmoid\"}");
+    c = config_read(megatron, "{\"moe_router_score_function\":\"sigmoid\"}");
     cr_expect(c.moe_router_score_function == ASSAY_SCORE_SIGMOID && c.norm_topk_prob);
-    c = read(megatron, "{\"moe_router_score_function\":\"sigmoid\",\"moe_router_topk\":1}");
+    c = config_read(megatron, "{\"moe_router_score_function\":\"sigmoid\",\"moe_router_topk\":1}");
     cr_expect(!c.norm_topk_prob);
 }
 
@@ -526,7 +507,7 @@ Test(core_config, wrong_configs_are_refused_by_name)
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         assay_model_config c;
         memset(&c, 0x5a, sizeof c);
-        json_t *root = edited(rows[i].base, rows[i].change);
+        json_t *root = config_edited(rows[i].base, rows[i].change);
         expect_error(assay_config_from_json(root, "config.json", &c), rows[i].st, rows[i].message);
         cr_expect_eq(strncmp(assay_error_message(), "config.json: ", 13), 0, "%s", assay_error_message());
         cr_expect_eq(c.num_layers, 0x5a5a5a5a5a5a5a5a, "a refused config leaves the result alone");
@@ -540,10 +521,10 @@ Test(core_config, wrong_configs_are_refused_by_name)
 
 Test(core_config, not_a_number_is_refused)
 {
-    assay_model_config c = read(llama, "{}");
+    assay_model_config c = config_read(llama, "{}");
     c.layernorm_epsilon = (double)__builtin_nan("");
     expect_error(assay_config_check(&c, "c"), ASSAY_LIMIT, "c: rms_norm_eps: expected 0 to 1, found");
-    c = read(llama, "{}");
+    c = config_read(llama, "{}");
     c.arch = (assay_arch)77;
     expect_error(assay_config_check(&c, "c"), ASSAY_UNSUPPORTED, "unknown architecture number 77");
     cr_expect_str_eq(assay_arch_name((assay_arch)77), "?");
@@ -600,7 +581,7 @@ Test(core_config, configs_read_back_to_equal_structs)
          "\"rope_factor\":8,\"rope_low_freq_factor\":1,\"rope_high_freq_factor\":4}"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        const assay_model_config c = read(rows[i].base, rows[i].change);
+        const assay_model_config c = config_read(rows[i].base, rows[i].change);
         check_round_trip(&c, rows[i].change);
     }
 }
@@ -608,18 +589,18 @@ Test(core_config, configs_read_back_to_equal_structs)
 Test(core_config, what_a_class_cannot_say_is_not_written)
 {
     json_t *root = NULL;
-    assay_model_config c = read(llama, "{}");
+    assay_model_config c = config_read(llama, "{}");
     c.window[1] = 5;
     expect_error(assay_config_to_json(&c, &root), ASSAY_INVALID_ARGUMENT,
                  "window: a config.json of llama cannot");
-    c = read(llama, "{}");
+    c = config_read(llama, "{}");
     c.qk_layernorm = true;
     expect_error(assay_config_to_json(&c, &root), ASSAY_INVALID_ARGUMENT,
                  "qk_layernorm: a config.json of llama");
-    c = read(qwen3_moe, "{}");
+    c = config_read(qwen3_moe, "{}");
     c.moe_router_pre_softmax = false;
     expect_error(assay_config_to_json(&c, &root), ASSAY_INVALID_ARGUMENT, "moe_router_pre_softmax");
-    c = read(mixtral, "{}");
+    c = config_read(mixtral, "{}");
     c.num_layers = 0;
     expect_error(assay_config_to_json(&c, &root), ASSAY_LIMIT, "num_hidden_layers");
     cr_expect_null(root);

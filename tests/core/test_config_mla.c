@@ -2,6 +2,7 @@
 #include "core/files/tensorwriter.h"
 #include "core/model/config_internal.h"
 #include "core/model/spec.h"
+#include "tests/support/config.h"
 #include "tests/support/core_files.h"
 
 #include <math.h>
@@ -24,29 +25,6 @@ static const char own[] =
     "\"activation_func\":\"silu\",\"position_embedding_type\":\"rope\",\"hidden_dropout\":0.0,"              \
     "\"attention_dropout\":0.0,\"add_bias_linear\":false,\"untie_embeddings_and_output_weights\":true"
 
-/* `base` with the members of `change` put over it; a member "-" of strings lists what to remove. */
-static json_t *edited(const char *base, const char *change)
-{
-    json_t *root = json_loads(base, 0, NULL), *over = json_loads(change, 0, NULL);
-    cr_assert(root != NULL && over != NULL, "%s", change);
-    const json_t *removed = json_object_get(over, "-");
-    for (size_t i = 0; i < json_array_size(removed); i++)
-        json_object_del(root, json_string_value(json_array_get(removed, i)));
-    json_object_del(over, "-");
-    json_object_update(root, over);
-    json_decref(over);
-    return root;
-}
-
-static assay_model_config config_of(const char *base, const char *change)
-{
-    assay_model_config c;
-    json_t *root = edited(base, change);
-    TEST_OK(assay_config_from_json(root, "config.json", &c));
-    json_decref(root);
-    return c;
-}
-
 /* --- what is read ------------------------------------------------------------------------------------------- */
 
 static void expect_widths(const assay_model_config *c, int64_t q_lora_rank)
@@ -62,7 +40,7 @@ static void expect_widths(const assay_model_config *c, int64_t q_lora_rank)
 
 Test(config_mla, deepseek_v3_has_the_defaults_of_its_class)
 {
-    assay_model_config c = config_of(deepseek, "{\"rms_norm_eps\":1e-5}");
+    assay_model_config c = config_read(deepseek, "{\"rms_norm_eps\":1e-5}");
     expect_widths(&c, 12);
     cr_expect(c.layernorm_epsilon == 1e-5 && c.mla_layernorm_epsilon == 1e-6,
               "the class does not tell its inner norms");
@@ -72,56 +50,56 @@ Test(config_mla, deepseek_v3_has_the_defaults_of_its_class)
               c.norm_topk_prob && !c.moe_router_pre_softmax && c.moe_router_topk_scaling_factor == 2.5);
     cr_expect(c.moe_router_num_groups == 4 && c.moe_router_group_topk == 2 && c.moe_router_topk == 4);
     cr_expect(c.moe_shared_expert_intermediate_size == 7 && !c.moe_shared_expert_gate);
-    c = config_of(deepseek,
-                  "{\"-\":[\"n_group\",\"topk_group\",\"num_experts_per_tok\"],\"n_routed_experts\":16}");
+    c = config_read(deepseek,
+                    "{\"-\":[\"n_group\",\"topk_group\",\"num_experts_per_tok\"],\"n_routed_experts\":16}");
     cr_expect(c.moe_router_num_groups == 8 && c.moe_router_group_topk == 4 && c.moe_router_topk == 8);
-    cr_expect_eq(config_of(deepseek, "{\"-\":[\"q_lora_rank\"]}").q_lora_rank, 1536);
-    cr_expect_eq(config_of(deepseek, "{\"q_lora_rank\":null}").q_lora_rank, 0);
-    cr_expect_eq(config_of(deepseek, "{\"num_key_value_heads\":null}").num_query_groups, 3);
+    cr_expect_eq(config_read(deepseek, "{\"-\":[\"q_lora_rank\"]}").q_lora_rank, 1536);
+    cr_expect_eq(config_read(deepseek, "{\"q_lora_rank\":null}").q_lora_rank, 0);
+    cr_expect_eq(config_read(deepseek, "{\"num_key_value_heads\":null}").num_query_groups, 3);
 }
 
 Test(config_mla, experts_of_deepseek_v3)
 {
     assay_model_config c =
-        config_of(deepseek, "{\"first_k_dense_replace\":0,\"n_shared_experts\":3,\"norm_topk_"
-                            "prob\":false,\"routed_scaling_factor\":1.5}");
+        config_read(deepseek, "{\"first_k_dense_replace\":0,\"n_shared_experts\":3,\"norm_topk_"
+                              "prob\":false,\"routed_scaling_factor\":1.5}");
     cr_expect(c.mlp[0] == ASSAY_MLP_MOE && c.moe_shared_expert_intermediate_size == 21 && !c.norm_topk_prob &&
               c.moe_router_topk_scaling_factor == 1.5);
-    c = config_of(deepseek, "{\"n_group\":1,\"topk_group\":1,\"num_experts_per_tok\":3}");
+    c = config_read(deepseek, "{\"n_group\":1,\"topk_group\":1,\"num_experts_per_tok\":3}");
     cr_expect(c.moe_router_num_groups == 0 && c.moe_router_group_topk == 0, "one group is no limit");
-    c = config_of(deepseek,
-                  "{\"num_experts_per_tok\":5,\"n_group\":2}"); /* a group's score: its best 5 / 2 = 2 */
+    c = config_read(deepseek,
+                    "{\"num_experts_per_tok\":5,\"n_group\":2}"); /* a group's score: its best 5 / 2 = 2 */
     cr_expect_eq(c.moe_router_topk, 5);
-    c = config_of(deepseek,
-                  "{\"-\":[\"n_routed_experts\",\"moe_intermediate_size\"],\"first_k_dense_replace\":4}");
+    c = config_read(deepseek,
+                    "{\"-\":[\"n_routed_experts\",\"moe_intermediate_size\"],\"first_k_dense_replace\":4}");
     cr_expect(c.num_moe_experts == 0 && c.mlp[3] == ASSAY_MLP_DENSE, "no layer has experts");
     /* what says how the class computes, or nothing about the numbers, may stand there */
-    (void)config_of(deepseek,
-                    "{\"scoring_func\":\"sigmoid\",\"topk_method\":\"noaux_tc\",\"moe_layer_freq\":1,"
-                    "\"aux_loss_alpha\":0.001,\"seq_aux\":true,\"ep_size\":1,\"num_nextn_predict_layers\":1,"
-                    "\"head_dim\":4,\"qk_head_dim\":10,\"rope_interleave\":true,\"attention_bias\":false,"
-                    "\"num_local_experts\":8,\"rope_scaling\":null}");
+    (void)config_read(
+        deepseek, "{\"scoring_func\":\"sigmoid\",\"topk_method\":\"noaux_tc\",\"moe_layer_freq\":1,"
+                  "\"aux_loss_alpha\":0.001,\"seq_aux\":true,\"ep_size\":1,\"num_nextn_predict_layers\":1,"
+                  "\"head_dim\":4,\"qk_head_dim\":10,\"rope_interleave\":true,\"attention_bias\":false,"
+                  "\"num_local_experts\":8,\"rope_scaling\":null}");
 }
 
 Test(config_mla, words_of_megatron)
 {
-    assay_model_config c = config_of(own, "{}");
+    assay_model_config c = config_read(own, "{}");
     expect_widths(&c, 12);
     cr_expect_eq(c.mla_layernorm_epsilon, 1e-5, "layernorm_epsilon");
-    cr_expect_eq(config_of(own, "{\"mla_layernorm_epsilon\":1e-6}").mla_layernorm_epsilon, 1e-6);
-    cr_expect_eq(config_of(own, "{\"mla_layernorm_epsilon\":0}").mla_layernorm_epsilon, 0.0);
-    c = config_of(own, "{\"-\":[\"q_lora_rank\"]}");
+    cr_expect_eq(config_read(own, "{\"mla_layernorm_epsilon\":1e-6}").mla_layernorm_epsilon, 1e-6);
+    cr_expect_eq(config_read(own, "{\"mla_layernorm_epsilon\":0}").mla_layernorm_epsilon, 0.0);
+    c = config_read(own, "{\"-\":[\"q_lora_rank\"]}");
     expect_widths(&c, 0);
-    c = config_of(own, "{" FORM "}");
+    c = config_read(own, "{" FORM "}");
     expect_widths(&c, 12);
     cr_expect_eq(c.rope_type, ASSAY_ROPE_DEFAULT);
-    c = config_of(own,
-                  "{" FORM ",\"q_lora_rank\":null,\"kv_channels\":10,\"num_query_groups\":3,"
-                  "\"cache_mla_latents\":false,\"mscale_all_dim\":0.0,\"mscale\":1.0,\"beta_fast\":32,"
-                  "\"beta_slow\":1,\"rotary_scaling_factor\":40,\"original_max_position_embeddings\":4096}");
+    c = config_read(
+        own, "{" FORM ",\"q_lora_rank\":null,\"kv_channels\":10,\"num_query_groups\":3,"
+             "\"cache_mla_latents\":false,\"mscale_all_dim\":0.0,\"mscale\":1.0,\"beta_fast\":32,"
+             "\"beta_slow\":1,\"rotary_scaling_factor\":40,\"original_max_position_embeddings\":4096}");
     expect_widths(&c, 0);
-    c = config_of(own, "{\"-\":[\"q_lora_rank\",\"kv_lora_rank\",\"qk_head_dim\",\"qk_pos_emb_head_dim\","
-                       "\"v_head_dim\"],\"multi_latent_attention\":false,\"kv_channels\":6}");
+    c = config_read(own, "{\"-\":[\"q_lora_rank\",\"kv_lora_rank\",\"qk_head_dim\",\"qk_pos_emb_head_dim\","
+                         "\"v_head_dim\"],\"multi_latent_attention\":false,\"kv_channels\":6}");
     cr_expect(!assay_config_is_mla(&c) && assay_config_rotary_dim(&c) == 6 && c.mla_layernorm_epsilon == 0.0);
 }
 
@@ -205,7 +183,7 @@ Test(config_mla, wrong_files_are_refused_by_name)
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         assay_model_config c;
-        json_t *root = edited(rows[i].base, rows[i].change);
+        json_t *root = config_edited(rows[i].base, rows[i].change);
         TEST_FAILS(assay_config_from_json(root, "config.json", &c), rows[i].st, rows[i].message);
         json_decref(root);
     }
@@ -213,20 +191,20 @@ Test(config_mla, wrong_files_are_refused_by_name)
 
 Test(config_mla, rules_of_the_struct)
 {
-    assay_model_config c = config_of(own, "{}");
+    assay_model_config c = config_read(own, "{}");
     c.mixer[2] = ASSAY_MIXER_ATTENTION;
     TEST_FAILS(assay_config_check(&c, "c"), ASSAY_UNSUPPORTED, "layer 2 is attention, layer 0 mla");
-    c = config_of(own, "{}");
+    c = config_read(own, "{}");
     c.mixer[1] = (assay_mixer_kind)7;
     TEST_FAILS(assay_config_check(&c, "c"), ASSAY_UNSUPPORTED, "layer 1: unknown mixer number 7");
-    c = config_of(own, "{}");
+    c = config_read(own, "{}");
     c.qk_layernorm = true; /* of heads */
     TEST_FAILS(assay_config_check(&c, "c"), ASSAY_UNSUPPORTED, "qk_layernorm: not supported yet with");
-    c = config_of(own, "{}");
+    c = config_read(own, "{}");
     c.mla_layernorm_epsilon = (double)NAN;
     TEST_FAILS(assay_config_check(&c, "c"), ASSAY_LIMIT, "mla_layernorm_epsilon");
-    c = config_of(own, "{\"-\":[\"q_lora_rank\",\"kv_lora_rank\",\"qk_head_dim\",\"qk_pos_emb_head_dim\","
-                       "\"v_head_dim\",\"multi_latent_attention\"],\"kv_channels\":6}");
+    c = config_read(own, "{\"-\":[\"q_lora_rank\",\"kv_lora_rank\",\"qk_head_dim\",\"qk_pos_emb_head_dim\","
+                         "\"v_head_dim\",\"multi_latent_attention\"],\"kv_channels\":6}");
     c.mla_layernorm_epsilon = 1e-6;
     TEST_FAILS(assay_config_check(&c, "c"), ASSAY_MISMATCH, "without multi_latent_attention");
 }
@@ -249,7 +227,7 @@ Test(config_mla, configs_read_back_to_equal_structs)
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         assay_model_config c, back;
-        json_t *written = NULL, *root = edited(rows[i].base, rows[i].change);
+        json_t *written = NULL, *root = config_edited(rows[i].base, rows[i].change);
         memset(&c, 0, sizeof c);
         memset(&back, 0, sizeof back);
         TEST_OK(assay_config_from_json(root, "config.json", &c));
@@ -262,9 +240,9 @@ Test(config_mla, configs_read_back_to_equal_structs)
     /* Plain models keep the file that they had. */
     json_t *plain = NULL;
     const assay_model_config c =
-        config_of("{\"model_type\":\"megatron\",\"num_layers\":1,\"hidden_size\":8,"
-                  "\"ffn_hidden_size\":8,\"num_attention_heads\":2,\"vocab_size\":16}",
-                  "{}");
+        config_read("{\"model_type\":\"megatron\",\"num_layers\":1,\"hidden_size\":8,"
+                    "\"ffn_hidden_size\":8,\"num_attention_heads\":2,\"vocab_size\":16}",
+                    "{}");
     TEST_OK(assay_config_to_json(&c, &plain));
     cr_expect(json_object_get(plain, "q_lora_rank") == NULL &&
               json_object_get(plain, "multi_latent_attention") == NULL);
@@ -274,17 +252,17 @@ Test(config_mla, configs_read_back_to_equal_structs)
 Test(config_mla, what_deepseek_v3_cannot_say_is_not_written)
 {
     json_t *root = NULL;
-    assay_model_config c = config_of(deepseek, "{\"first_k_dense_replace\":0}");
+    assay_model_config c = config_read(deepseek, "{\"first_k_dense_replace\":0}");
     c.mlp[2] = ASSAY_MLP_DENSE;
     TEST_FAILS(assay_config_to_json(&c, &root), ASSAY_INVALID_ARGUMENT, "layer_is_moe");
-    c = config_of(deepseek, "{}");
+    c = config_read(deepseek, "{}");
     c.mla_layernorm_epsilon = 1e-5;
     TEST_FAILS(assay_config_to_json(&c, &root), ASSAY_INVALID_ARGUMENT, "mla_layernorm_epsilon");
-    c = config_of(deepseek, "{}");
+    c = config_read(deepseek, "{}");
     c.moe_shared_expert_intermediate_size = 8;
     TEST_FAILS(assay_config_to_json(&c, &root), ASSAY_INVALID_ARGUMENT,
                "moe_shared_expert_intermediate_size");
-    c = config_of(deepseek, "{}");
+    c = config_read(deepseek, "{}");
     c.moe_router_enable_expert_bias = false;
     TEST_FAILS(assay_config_to_json(&c, &root), ASSAY_INVALID_ARGUMENT, "moe_router_enable_expert_bias");
 }
@@ -334,9 +312,9 @@ Test(config_mla, tensors_of_hugging_face)
     };
     static const named plain_q[] = {
         {L3 "self_attention.linear_q_proj.weight", H3 "self_attn.q_proj.weight", 30, 20}};
-    assay_model_config c = config_of(deepseek, "{}");
+    assay_model_config c = config_read(deepseek, "{}");
     expect_names(&c, rows, sizeof rows / sizeof *rows);
-    c = config_of(deepseek, "{\"q_lora_rank\":null}");
+    c = config_read(deepseek, "{\"q_lora_rank\":null}");
     expect_names(&c, plain_q, 1);
     c.arch = ASSAY_ARCH_LLAMA; /* whose files have nothing of the kind */
     assay_model_spec *spec = NULL;
@@ -368,7 +346,7 @@ Test(config_mla, tensors_of_megatron)
         assay_model_config c;
         test_folder_make(folder);
         test_path(path, folder, "config.json");
-        json_t *root = edited(own, "{}");
+        json_t *root = config_edited(own, "{}");
         TEST_OK(assay_json_save(root, path));
         json_decref(root);
         test_path(path, folder, "model.safetensors");

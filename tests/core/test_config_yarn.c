@@ -1,6 +1,7 @@
 /* YaRN in a config.json: Hugging Face's words and Megatron-LM's, what is refused, what is written.  What the members
  * make of scores, cos and sin: tests/ref/test_rope_yarn.c. */
 #include "core/model/config_internal.h"
+#include "tests/support/config.h"
 #include "tests/support/core_files.h"
 
 #include <math.h>
@@ -33,25 +34,6 @@ static const char mla[] =
     "\"rope_scaling\":{\"beta_fast\":32,\"beta_slow\":1,\"factor\":40,\"mscale\":1.0,\"mscale_all_dim\":"    \
     "1.0,\"original_max_position_embeddings\":4096,\"type\":\"yarn\"}"
 
-static json_t *edited(const char *base, const char *change)
-{
-    json_t *root = json_loads(base, 0, NULL), *over = json_loads(change, 0, NULL);
-    cr_assert(root != NULL && over != NULL, "%s", change);
-    json_object_update(root, over);
-    json_decref(over);
-    return root;
-}
-
-static assay_model_config config_of(const char *base, const char *change)
-{
-    assay_model_config c;
-    json_t *root = edited(base, change);
-    memset(&c, 0, sizeof c);
-    TEST_OK(assay_config_from_json(root, "config.json", &c));
-    json_decref(root);
-    return c;
-}
-
 /* --- Hugging Face ------------------------------------------------------------------------------------------- */
 
 /* Both spellings of everything, and the defaults of transformers. */
@@ -65,23 +47,23 @@ Test(config_yarn, words_of_hugging_face)
         "\"attention_factor\":1.5,\"mscale\":0.5,\"mscale_all_dim\":0.25}}",
     };
     for (size_t i = 0; i < 2; i++) {
-        const assay_model_config c = config_of(llama, said[i]);
+        const assay_model_config c = config_read(llama, said[i]);
         cr_expect(c.rope_type == ASSAY_ROPE_YARN && c.rope_factor == 4.0 && c.rope_beta_fast == 16.5 &&
                       c.rope_beta_slow == 2.0 && !c.rope_truncate && c.rope_attention_factor == 1.5 &&
                       c.rope_original_max_position_embeddings == 64,
                   "%s", said[i]);
         cr_expect(c.rope_mscale == 0.0 && c.rope_mscale_all_dim == 0.0, "attention_factor goes before them");
     }
-    assay_model_config c = config_of(llama, "{\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4,"
-                                            "\"beta_fast\":0,\"beta_slow\":null}}");
+    assay_model_config c = config_read(llama, "{\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4,"
+                                              "\"beta_fast\":0,\"beta_slow\":null}}");
     cr_expect(c.rope_beta_fast == 32.0 && c.rope_beta_slow == 1.0 && c.rope_truncate);
     cr_expect_eq(c.rope_original_max_position_embeddings, 256);
     cr_expect(c.rope_attention_factor == 0.0 && c.rope_mscale == 1.0 && c.rope_mscale_all_dim == 0.0);
-    c = config_of(
+    c = config_read(
         llama,
         "{\"rope_scaling\":{\"type\":\"yarn\",\"factor\":null,\"original_max_position_embeddings\":32}}");
     cr_expect_eq(c.rope_factor, 8.0, "of the two lengths");
-    c = config_of(deepseek, "{" HUB "}");
+    c = config_read(deepseek, "{" HUB "}");
     cr_expect(c.rope_type == ASSAY_ROPE_YARN && c.rope_factor == 40.0 && c.rope_attention_factor == 0.0 &&
               c.rope_mscale == 1.0 && c.rope_mscale_all_dim == 1.0 &&
               c.rope_original_max_position_embeddings == 4096);
@@ -91,37 +73,37 @@ Test(config_yarn, words_of_hugging_face)
 
 Test(config_yarn, words_of_megatron)
 {
-    assay_model_config c = config_of(mla, "{" FORM "}"); /* its defaults */
+    assay_model_config c = config_read(mla, "{" FORM "}"); /* its defaults */
     cr_expect(c.rope_type == ASSAY_ROPE_YARN && c.rope_factor == 40.0 && c.rope_beta_fast == 32.0 &&
               c.rope_beta_slow == 1.0 && c.rope_truncate && c.rope_mscale == 1.0 &&
               c.rope_mscale_all_dim == 0.0 && c.rope_attention_factor == 0.0 &&
               c.rope_original_max_position_embeddings == 4096);
-    c = config_of(mla, "{" FORM ",\"rope_type\":\"yarn\",\"rotary_scaling_factor\":4,\"mscale\":0.7,"
-                       "\"mscale_all_dim\":0.9,\"beta_fast\":8,\"beta_slow\":2,"
-                       "\"original_max_position_embeddings\":64}");
+    c = config_read(mla, "{" FORM ",\"rope_type\":\"yarn\",\"rotary_scaling_factor\":4,\"mscale\":0.7,"
+                         "\"mscale_all_dim\":0.9,\"beta_fast\":8,\"beta_slow\":2,"
+                         "\"original_max_position_embeddings\":64}");
     cr_expect(c.rope_factor == 4.0 && c.rope_beta_fast == 8.0 && c.rope_beta_slow == 2.0 &&
               c.rope_mscale == 0.7 && c.rope_mscale_all_dim == 0.9 &&
               c.rope_original_max_position_embeddings == 64);
     /* the scale of scores asks for no yarn */
-    c = config_of(mla, "{" FORM ",\"rope_type\":\"rope\",\"mscale_all_dim\":0.9}");
+    c = config_read(mla, "{" FORM ",\"rope_type\":\"rope\",\"mscale_all_dim\":0.9}");
     cr_expect(c.rope_type == ASSAY_ROPE_DEFAULT && c.rope_factor == 40.0 && c.rope_mscale_all_dim == 0.9 &&
               c.rope_mscale == 0.0);
-    c = config_of(mla, "{" FORM ",\"rope_type\":\"rope\",\"rotary_scaling_factor\":4}");
+    c = config_read(mla, "{" FORM ",\"rope_type\":\"rope\",\"rotary_scaling_factor\":4}");
     cr_expect(c.rope_type == ASSAY_ROPE_DEFAULT && c.rope_factor == 0.0, "says nothing");
 }
 
 Test(config_yarn, own_words)
 {
-    assay_model_config c = config_of(plain, "{\"rope_type\":\"yarn\",\"rope_factor\":4}");
+    assay_model_config c = config_read(plain, "{\"rope_type\":\"yarn\",\"rope_factor\":4}");
     cr_expect(c.rope_beta_fast == 32.0 && c.rope_beta_slow == 1.0 && c.rope_truncate &&
               c.rope_original_max_position_embeddings == 256 && c.rope_mscale == 1.0);
-    c = config_of(plain, "{\"rope_type\":\"yarn\",\"rope_factor\":4,\"rope_attention_factor\":2}");
+    c = config_read(plain, "{\"rope_type\":\"yarn\",\"rope_factor\":4,\"rope_attention_factor\":2}");
     cr_expect(c.rope_mscale == 0.0 && c.rope_attention_factor == 2.0);
-    c = config_of(mla, "{\"rope_type\":\"yarn\",\"rope_factor\":4,\"rope_mscale_all_dim\":0.9,"
-                       "\"rope_attention_factor\":1.25,\"rope_original_max_position_embeddings\":64}");
+    c = config_read(mla, "{\"rope_type\":\"yarn\",\"rope_factor\":4,\"rope_mscale_all_dim\":0.9,"
+                         "\"rope_attention_factor\":1.25,\"rope_original_max_position_embeddings\":64}");
     cr_expect(c.rope_attention_factor == 1.25 && c.rope_mscale_all_dim == 0.9 &&
               c.rope_original_max_position_embeddings == 64);
-    c = config_of(mla, "{" FORM ",\"rope_factor\":8,\"rope_original_max_position_embeddings\":128}");
+    c = config_read(mla, "{" FORM ",\"rope_factor\":8,\"rope_original_max_position_embeddings\":128}");
     cr_expect(c.rope_factor == 8.0 && c.rope_original_max_position_embeddings == 128,
               "go before Megatron-LM's defaults");
 }
@@ -194,7 +176,7 @@ Test(config_yarn, wrong_files_are_refused_by_name)
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         assay_model_config c;
-        json_t *root = edited(rows[i].base, rows[i].change);
+        json_t *root = config_edited(rows[i].base, rows[i].change);
         TEST_FAILS(assay_config_from_json(root, "config.json", &c), rows[i].st, rows[i].message);
         json_decref(root);
     }
@@ -203,15 +185,15 @@ Test(config_yarn, wrong_files_are_refused_by_name)
 Test(config_yarn, numbers_that_are_none)
 {
     for (int i = 0; i < 4; i++) {
-        assay_model_config c = config_of(plain, "{\"rope_type\":\"yarn\",\"rope_factor\":4}");
+        assay_model_config c = config_read(plain, "{\"rope_type\":\"yarn\",\"rope_factor\":4}");
         double *member[] = {&c.rope_beta_fast, &c.rope_beta_slow, &c.rope_attention_factor, &c.rope_mscale};
         *member[i] = (double)NAN;
         TEST_FAILS(assay_config_check(&c, "c"), ASSAY_LIMIT, "found nan");
     }
-    assay_model_config c = config_of(plain, "{}");
+    assay_model_config c = config_read(plain, "{}");
     c.rope_beta_fast = (double)NAN;
     TEST_FAILS(assay_config_check(&c, "c"), ASSAY_MISMATCH, "rope_beta_fast");
-    c = config_of(mla, "{}");
+    c = config_read(mla, "{}");
     c.rope_mscale_all_dim = (double)NAN;
     TEST_FAILS(assay_config_check(&c, "c"), ASSAY_LIMIT, "rope_mscale_all_dim");
 }
@@ -221,7 +203,7 @@ Test(config_yarn, numbers_that_are_none)
 static json_t *written(const char *base, const char *change)
 {
     json_t *root = NULL;
-    const assay_model_config c = config_of(base, change);
+    const assay_model_config c = config_read(base, change);
     assay_model_config back;
     memset(&back, 0, sizeof back);
     TEST_OK(assay_config_to_json(&c, &root));
@@ -274,11 +256,11 @@ Test(config_yarn, configs_read_back_to_equal_structs)
 Test(config_yarn, what_a_class_cannot_say_is_not_written)
 {
     json_t *root = NULL;
-    assay_model_config c = config_of(deepseek, "{}");
+    assay_model_config c = config_read(deepseek, "{}");
     c.rope_mscale_all_dim = 0.9;
     c.rope_factor = 40.0;
     TEST_FAILS(assay_config_to_json(&c, &root), ASSAY_INVALID_ARGUMENT, "rope_factor");
-    c = config_of(llama, YARN("\"factor\":4"));
+    c = config_read(llama, YARN("\"factor\":4"));
     c.rope_mscale = 0.7;
     TEST_FAILS(assay_config_to_json(&c, &root), ASSAY_INVALID_ARGUMENT, "rope_mscale");
     c.rope_mscale = 0.0;
