@@ -120,8 +120,15 @@ static assay_status seq_fwd(gpu_model *m, gpu_microbatch_state *mb, const gpu_la
     return keep(m, mb, l, GPU_LOSS_SEQ_AUX, 1, &losses);
 }
 
-/* The totals lie in the step's table, in the row of this microbatch: written, never added to, so that a forward that runs
- * again changes nothing. */
+void gpu_balancing_at(const gpu_model *m, const gpu_layer *l, gpu_moe_acts *a, int64_t index)
+{
+    const int64_t E = m->config->num_moe_experts;
+    if (!has_global(m))
+        return;
+    a->global_counts.t = gpu_tensor_1d(l->global_counts + index * E, ASSAY_I64, E);
+    a->global_microbatches = index + 1;
+}
+
 static assay_status global_fwd(gpu_model *m, gpu_microbatch_state *mb, const gpu_layer *l, gpu_moe_acts *a,
                                gpu_value *counts, gpu_value *sums)
 {
@@ -131,8 +138,7 @@ static assay_status global_fwd(gpu_model *m, gpu_microbatch_state *mb, const gpu
     ASSAY_TRY(sum_counts(m, "mlp.router.global_aux_counts", ASSAY_GROUP_TP_DP_CP, &all,
                          vector(m, &m->scratch, E), counts));
     a->global_counts = gpu_named(m, gpu_value_describe(NULL, 1, dim, -1), "mlp.router.global_aux", "total");
-    a->global_counts.t = gpu_tensor_1d(l->global_counts + mb->index * E, ASSAY_I64, E);
-    a->global_microbatches = mb->index + 1;
+    gpu_balancing_at(m, l, a, mb->index);
     previous = a->global_counts;
     if (mb->index > 0) {
         previous.microbatch--;

@@ -93,6 +93,11 @@ static assay_status fetch_integers(gpu_run *run, gpu_resolved *c)
     ASSAY_CHECK(v->host_room, ASSAY_INTERNAL,
                 "%s %s: %s: a kernel reads these integers in host memory, where there is no room for them",
                 c->o.op->name, c->args->at, slot);
+    ASSAY_CHECK(
+        !run->graphs, ASSAY_UNSUPPORTED,
+        "enable_cuda_graph: %s %s: the kernel that is asked for reads %s in host memory, which no graph "
+        "waits for; choose another with --variant",
+        c->o.op->name, c->args->at, slot);
     ASSAY_TRY(gpu_run_download(run, v->host_room, v->t.data, gpu_tensor_bytes(v->t), c->args->at));
     v->host = v->host_room;
     c->o.host[gpu_operands_index(&c->o, slot)] = v->host;

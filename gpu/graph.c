@@ -4,6 +4,8 @@
 #include "gpu/check.h"
 #include "gpu/comm.h"
 #include "gpu/fault.h"
+#include "gpu/layer.h"
+#include "gpu/parallel/expert.h"
 #include <stdlib.h>
 
 /* --- the graphs of a rank ----------------------------------------------------------------------------------- */
@@ -109,8 +111,8 @@ static assay_status capture(gpu_model *m, gpu_chunk *chunk, bool forward, int64_
     return ASSAY_OK;
 }
 
-/* What a pass leaves on the host, when the graph stands for it: where a backward that is not captured takes memory, that products have
- * begun the gradients of the step, and, behind the last one, that these are complete. */
+/* What a pass leaves on the host, when the graph stands for it: where a backward that is not captured takes memory and finds the counts of
+ * experts, that products have begun the gradients of the step, and, behind the last one, that these are complete. */
 static assay_status passed(gpu_model *m, const gpu_chunk *chunk, bool forward, int64_t index,
                            const graph *slot)
 {
@@ -118,6 +120,11 @@ static assay_status passed(gpu_model *m, const gpu_chunk *chunk, bool forward, i
     mb->index = index;
     mb->arena.used = slot->left.arena;
     mb->host.used = slot->left.host;
+    for (int64_t l = 0; forward && l < chunk->n_layers; l++)
+        if (chunk->layers[l].mlp == &gpu_moe) {
+            gpu_token_dispatch_at(m, &chunk->layers[l], &mb->layers[l].moe, index);
+            gpu_balancing_at(m, &chunk->layers[l], &mb->layers[l].moe, index);
+        }
     for (int64_t i = 0; !forward && i < m->n_params; i++)
         if (assay_param_needs_grad(m->params[i].spec))
             gpu_value_touch(m->run, &m->params[i].main_grad);

@@ -5,7 +5,9 @@
  * taken in the same order, and the same numbers but the weight of a target in the objective (loss_scale), which is compared: where it is
  * another, the microbatch is captured again.  The first forward and the first backward of a run are not captured (libraries load then),
  * nor is what waits for work outside: the first forward of a step with overlap_param_gather (and the first backward, where the loss is made piece by piece), the last backward with overlap_grad_reduce.
- * Tokens are copied, and reductions begin, outside of graphs.  assay_inputs_cuda_graph refuses what no graph can hold.  A run that is watched (gpu_run_is_watched) launches one by one. */
+ * Tokens are copied, and reductions begin, outside of graphs.  What a forward leaves on the host for its backward it leaves when it is
+ * launched, too: rows of the tables of experts.  assay_inputs_cuda_graph refuses what no graph can hold; a kernel that reads the counts of
+ * experts in host memory is refused where it is called (gpu/call.c).  A run that is watched (gpu_run_is_watched) launches one by one. */
 #ifndef GPU_GRAPH_H
 #define GPU_GRAPH_H
 

@@ -95,6 +95,9 @@ int gpu_balancing_statistics(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_act
 /* The losses, of the statistics. */
 assay_status gpu_balancing_fwd(gpu_model *m, gpu_microbatch_state *mb, const gpu_layer *l, gpu_moe_acts *a,
                                gpu_balancing *s);
+/* The totals of global_aux_loss lie in the step's table, in the row of microbatch `index`: written, never added to, so that a forward that
+ * runs again changes nothing.  Leaves a at that row, as that microbatch's forward does. */
+void gpu_balancing_at(const gpu_model *m, const gpu_layer *l, gpu_moe_acts *a, int64_t index);
 /* Their gradients as parts of gpu_call_fused: part[i] adds one to dlogits[i] and leaves dlogits[i + 1], of which the last is the gradient of
  * the logits.  Returns how many there are. */
 int gpu_balancing_bwd(gpu_model *m, gpu_moe_acts *a, gpu_call_args part[GPU_BALANCINGS],

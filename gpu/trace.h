@@ -88,6 +88,7 @@ typedef struct gpu_run {
     int64_t layer_waits,
         waits_at_entry; /* comm.waits inside layers, and when the present one began (gpu/layer.c) */
     bool recompute;     /* calls repeat what ran before, for the backward pass: their records say so */
+    bool graphs;        /* passes are captured (gpu/graph.h): no call may wait for the device */
     bool dry;           /* count sizes, run nothing */
     bool counted;       /* what operations do is counted from their shapes, which hold what is there alone */
     size_t workspace_needed; /* largest call workspace seen in dry mode */

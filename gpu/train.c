@@ -60,8 +60,6 @@ static assay_status read_inputs(gpu_engine *e)
     ASSAY_TRY(assay_grid_make(&layout, &e->grid));
     ASSAY_TRY(assay_grid_check_model(&e->grid, &e->config));
     ASSAY_TRY(check_sharding(o, &e->grid));
-    if (o->enable_cuda_graph)
-        ASSAY_TRY(assay_inputs_cuda_graph(o, &e->config, &e->grid.p));
     if (o->moe_alltoall_halves)
         ASSAY_TRY(assay_inputs_halves(o, &e->config, &e->grid.p));
     ASSAY_CHECK(e->grid.world == e->env.world, ASSAY_MISMATCH,
@@ -73,6 +71,8 @@ static assay_status read_inputs(gpu_engine *e)
     assay_grid_coords(&e->grid, e->env.rank, &at);
     ASSAY_TRY(assay_batch_share_make(assay_needs_all_rows(&e->options), e->batches.microbatches, e->batches.b,
                                      e->grid.p.data_parallel_size, at.dp, &e->share));
+    if (o->enable_cuda_graph)
+        ASSAY_TRY(assay_inputs_cuda_graph(o, &e->config, &e->grid.p, e->share.rows_split));
     const int64_t held = e->batches.steps;
     if (!e->repeat || o->train_iters <= held)
         ASSAY_TRY(assay_inputs_steps(o, e->batches.training, held));
@@ -225,6 +225,7 @@ static assay_status build(gpu_engine *e)
     ASSAY_CHECK(e->loss && e->grad_norm && e->num_zeros, ASSAY_OUT_OF_MEMORY, "results of %lld steps",
                 (long long)e->last_step);
     ASSAY_TRY(gpu_model_allocate(m));
+    e->run.graphs = e->options.enable_cuda_graph;
     return e->options.enable_cuda_graph ? gpu_graphs_create(m, &m->graphs) : ASSAY_OK;
 }
 

@@ -179,8 +179,28 @@ typedef struct obstacle {
     const char *what;
 } obstacle;
 
+/* What stands between the launches of a microbatch with a mixture of experts. */
+static assay_status check_graph_of_experts(const assay_train_options *o, const assay_parallel_config *p,
+                                           bool rows_split)
+{
+    const bool whole = assay_balancing_coeff(o, ASSAY_BALANCING_AUX) > 0.0 || o->moe_z_loss_coeff > 0.0 ||
+                       assay_balancing_coeff(o, ASSAY_BALANCING_GLOBAL_AUX) > 0.0;
+    const obstacle list[] = {
+        {p->expert_model_parallel_size > 1, "rows of experts that travel over ep are not captured"},
+        {o->moe_expert_capacity_factor > 0.0, "the host waits for what the capacities of experts leave"},
+        {assay_pads_rows(o), "the host waits for the rows of experts that are padded"},
+        {rows_split && whole, "balancing losses over the rows of all dp ranks need a collective inside a "
+                              "microbatch, which is not captured"},
+        {o->moe_input_jitter_eps > 0.0 || o->moe_router_force_load_balancing,
+         "the router draws by numbers that a kernel gets from the host in every step"},
+    };
+    for (size_t i = 0; i < sizeof list / sizeof *list; i++)
+        ASSAY_CHECK(!list[i].there, ASSAY_UNSUPPORTED, "enable_cuda_graph: %s", list[i].what);
+    return ASSAY_OK;
+}
+
 assay_status assay_inputs_cuda_graph(const assay_train_options *o, const assay_model_config *config,
-                                     const assay_parallel_config *p)
+                                     const assay_parallel_config *p, bool rows_split)
 {
     bool experts = false;
     for (int64_t l = 0; l < config->num_layers; l++)
@@ -190,7 +210,6 @@ assay_status assay_inputs_cuda_graph(const assay_train_options *o, const assay_m
         {p->context_parallel_size > 1, "collectives over cp inside a microbatch are not captured"},
         {p->pipeline_model_parallel_size > 1, "sends and receives of a pipeline are not captured"},
         {p->zero_stage >= 2, "zero2 and zero3 gather and scatter inside a microbatch"},
-        {experts, "a microbatch with a mixture of experts is not captured"},
         {o->hidden_dropout > 0.0 || o->attention_dropout > 0.0 || o->residual_dropout > 0.0,
          "dropout draws by numbers that a kernel gets from the host in every step"},
         {o->trace[0] != '\0', "a traced run looks between launches; leave out --trace"},
@@ -198,7 +217,7 @@ assay_status assay_inputs_cuda_graph(const assay_train_options *o, const assay_m
     };
     for (size_t i = 0; i < sizeof list / sizeof *list; i++)
         ASSAY_CHECK(!list[i].there, ASSAY_UNSUPPORTED, "enable_cuda_graph: %s", list[i].what);
-    return ASSAY_OK;
+    return experts ? check_graph_of_experts(o, p, rows_split) : ASSAY_OK;
 }
 
 assay_status assay_inputs_halves(const assay_train_options *o, const assay_model_config *config,

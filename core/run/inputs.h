@@ -42,10 +42,10 @@ assay_status assay_inputs_layout(const char *layout, const assay_train_options *
  * Megatron-LM cuts every document. */
 assay_status assay_inputs_documents(const assay_train_options *o, bool packed, int cp);
 
-/* Whether the passes of a microbatch can be launched as CUDA graphs.  ASSAY_UNSUPPORTED: what stands between their launches: a
- * collective, a wait of the host, a number that every step draws, a trace. */
+/* Whether the passes of a microbatch can be launched as CUDA graphs; rows_split: dp ranks share its rows (core/files/batches.h).
+ * ASSAY_UNSUPPORTED: what stands between their launches: a collective, a wait of the host, a number that every step draws, a trace. */
 assay_status assay_inputs_cuda_graph(const assay_train_options *o, const assay_model_config *config,
-                                     const assay_parallel_config *p);
+                                     const assay_parallel_config *p, bool rows_split);
 
 /* Whether the rows of experts can travel in halves (--moe-alltoall-halves).  ASSAY_UNSUPPORTED: why not. */
 assay_status assay_inputs_halves(const assay_train_options *o, const assay_model_config *config,

@@ -171,8 +171,8 @@ static const assay_option_row table[] = {
      "linears cut over tp in splits of the rows: one split is gathered or summed while another is multiplied",
      "Run", EVERYWHERE},
     {"enable_cuda_graph", ASSAY_OPT_BOOL, MEMBER(enable_cuda_graph), 0, 0, NULL, "BOOL",
-     "launch the forward and the backward of a microbatch as CUDA graphs (engines gpu, sim; dense models, dp "
-     "and zero1)",
+     "launch the forward and the backward of a microbatch as CUDA graphs (engines gpu, sim; dp and zero1; "
+     "experts without ep, capacities and padding)",
      "Run", STEP_BENCH_TRAIN},
     {"overlap_param_gather", ASSAY_OPT_BOOL, MEMBER(overlap_param_gather), 0, 0, NULL, "BOOL",
      "gather parameters of a sharded optimizer or model while the pass before their use goes on", "Optimizer",

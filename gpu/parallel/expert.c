@@ -53,8 +53,14 @@ static assay_status count_routed(gpu_model *m, gpu_microbatch_state *mb, const g
     return ASSAY_OK;
 }
 
-/* The counts lie in the step's table, in the row of this microbatch: written, never added to, so that a forward that runs
- * again changes nothing. */
+void gpu_token_dispatch_at(const gpu_model *m, const gpu_layer *l, gpu_moe_acts *s, int64_t index)
+{
+    const int64_t E = m->config->num_moe_experts;
+    s->tokens_per_expert.t = gpu_tensor_1d(l->tokens_per_expert + index * E, ASSAY_I64, E);
+    if (!needs_counts(m))
+        s->local_counts.t = s->tokens_per_expert.t;
+}
+
 static assay_status permute_rows(gpu_model *m, gpu_microbatch_state *mb, const gpu_layer *l, gpu_moe_acts *s,
                                  gpu_exchange *p, gpu_value *row_entry)
 {
@@ -66,7 +72,7 @@ static assay_status permute_rows(gpu_model *m, gpu_microbatch_state *mb, const g
     if (m->options->moe_expert_capacity_factor > 0.0 && (m->run->dry || counts_first))
         ASSAY_TRY(count_routed(m, mb, s, &p->rows));
     s->tokens_per_expert = gpu_named(m, gpu_local(NULL, E, 0), "mlp.permute_plan", "tokens_per_expert");
-    s->tokens_per_expert.t = gpu_tensor_1d(l->tokens_per_expert + mb->index * E, ASSAY_I64, E);
+    gpu_token_dispatch_at(m, l, s, mb->index);
     return GPU_CALL(m->run, "permute_plan", "mlp.permute_plan", GPU_T("indices", &s->routed),
                     GPU_I("experts", E), GPU_I("rows", p->rows), GPU_I("first_expert", 0),
                     GPU_I("local_experts", E),
@@ -127,7 +133,8 @@ static assay_status fetch_permutation(gpu_model *m, gpu_microbatch_state *mb, gp
 
 /* How many rows every expert of this rank computes: what permute_plan counted, where no row comes, goes or is added.  Without ep the
  * device adds them up, and says in which order they lie. */
-static assay_status count_rows(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts *s, gpu_exchange *p)
+static assay_status count_rows(gpu_model *m, gpu_microbatch_state *mb, const gpu_layer *l, gpu_moe_acts *s,
+                               gpu_exchange *p)
 {
     static const char at[] = "mlp.experts", slot[] = "tokens_per_expert";
     int64_t *room;
@@ -137,8 +144,8 @@ static assay_status count_rows(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_a
         return gpu_index_value(m, &mb->arena, &s->local_counts, at, slot, m->local_experts, p->room);
     ASSAY_TRY(gpu_arena_take(&mb->host, (size_t)m->local_experts * sizeof *room, (void **)&room));
     s->local_counts = gpu_named(m, gpu_local(NULL, m->local_experts, 0), at, slot);
-    s->local_counts.t = s->tokens_per_expert.t;
     s->local_counts.host_room = room;
+    gpu_token_dispatch_at(m, l, s, mb->index);
     return ASSAY_OK;
 }
 
@@ -212,7 +219,7 @@ assay_status gpu_token_dispatch_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_
         ASSAY_TRY(gpu_pad_count(m, mb, s, &p));
     }
     if (!gpu_has_halves(m))
-        ASSAY_TRY(count_rows(m, mb, s, &p));
+        ASSAY_TRY(count_rows(m, mb, l, s, &p));
     if (gpu_gathers_tokens(m))
         return gpu_gather_dispatch_fwd(m, mb, s, &p);
     ASSAY_TRY(gpu_exchange_name_rows(m, mb, s, &p));

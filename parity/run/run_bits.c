@@ -2,6 +2,7 @@
 #include "parity/run/run_task.h"
 
 #include "core/base/file.h"
+#include "core/files/batches.h"
 #include "core/run/inputs.h"
 #include <math.h>
 #include <stdio.h>
@@ -99,14 +100,19 @@ static bool launches_again(const assay_train_options *o, int64_t steps, int64_t 
 static assay_status turn_graph(const parity_task_state *s, assay_train_options *o, bool *any)
 {
     assay_parallel_config p;
+    assay_train_options said = *o; /* with what the model's configuration says */
+    assay_batch_share share;
     assay_model_config *config = malloc(sizeof *config);
     assay_status st = ASSAY_OK;
     ASSAY_CHECK(config != NULL, ASSAY_OUT_OF_MEMORY, "model configuration");
     ASSAY_TRY_GOTO(parity_case_config(s->t->c, config), st, done);
     ASSAY_TRY_GOTO(assay_layout_parse(s->t->layout, &p), st, done);
-    const int64_t all = s->t->c->microbatches, dp = p.data_parallel_size;
-    const bool launches = launches_again(o, s->t->c->steps, all % dp == 0 ? all / dp : all);
-    const bool takes = assay_inputs_cuda_graph(o, config, &p) == ASSAY_OK;
+    ASSAY_TRY_GOTO(assay_inputs_take_config(&said, config), st, done);
+    ASSAY_TRY_GOTO(assay_batch_share_make(assay_needs_all_rows(&said), s->t->c->microbatches,
+                                          s->t->c->micro_batch_size, p.data_parallel_size, 0, &share),
+                   st, done);
+    const bool launches = launches_again(o, s->t->c->steps, share.n_microbatches);
+    const bool takes = assay_inputs_cuda_graph(&said, config, &p, share.rows_split) == ASSAY_OK;
     assay_error_clear();
     if (launches && takes && o->fault[0] == '\0')
         o->enable_cuda_graph = *any = true;

@@ -8,6 +8,20 @@ TestSuite(engine_graph, .init = engine_setup, .fini = engine_teardown, .timeout 
     "{\"model_type\":\"megatron\",\"num_layers\":3,\"hidden_size\":24,\"ffn_hidden_size\":20,"               \
     "\"num_attention_heads\":4,\"num_query_groups\":2,\"kv_channels\":8,\"vocab_size\":37,\"qk_layernorm\":" \
     "true,\"add_qkv_bias\":true,\"tie_word_embeddings\":" tied ",\"init_method_std\":0.2}"
+/* A dense layer, then experts beside a shared one. */
+#define MOE(more)                                                                                            \
+    "{\"model_type\":\"megatron\",\"num_layers\":3,\"hidden_size\":24,\"ffn_hidden_size\":20,"               \
+    "\"num_attention_heads\":4,\"num_query_groups\":2,\"kv_channels\":8,\"vocab_size\":37,\"num_moe_"        \
+    "experts\""                                                                                              \
+    ":6,\"moe_router_topk\":2,\"layer_is_moe\":[false,true,true],\"moe_ffn_hidden_size\":12,"                \
+    "\"moe_shared_expert_intermediate_size\":10," more "\"init_method_std\":0.2}"
+#define SIGMOID "\"moe_router_score_function\":\"sigmoid\",\"moe_router_enable_expert_bias\":true,"
+#define BALANCING                                                                                            \
+    "--moe-router-load-balancing-type aux_loss,seq_aux_loss,global_aux_loss --moe-aux-loss-coeff "           \
+    "0.05,0.1,0.2 --moe-z-loss-coeff 0.01"
+/* Of sequences, which one rank has whole. */
+#define BALANCING_OF_OWN_TOKENS                                                                              \
+    "--moe-router-load-balancing-type seq_aux_loss --moe-aux-loss-coeff 0.1 --precision bf16"
 #define OPTIONS DRAWN "--adam-eps 1e-2 --clip-grad 0.5"
 enum { MICROBATCHES = 4, STEPS = 3 };
 
@@ -49,6 +63,20 @@ static const row rows[] = {
     /* ... and its first backward, which makes the loss, for those of the output */
     {2, "dp2,zero1", "--overlap-param-gather --loss-subbatch-sequence-length 3 --ddp-bucket-size 64",
      MODEL("false"), 2, 2, 4, 6},
+    /* experts */
+    {1, "1", "", MOE(""), 2, 8, 14, 2},
+    {1, "1", BALANCING " --precision bf16", MOE(""), 2, 8, 14, 2},
+    {1, "1", "--moe-router-bias-update-rate 0.1 --precision bf16 --variant k0", MOE(SIGMOID), 2, 8, 14, 2},
+    {1, "1", "--moe-shared-expert-overlap --precision bf16", MOE(""), 2, 8, 14, 2},
+    {1, "1", "--recompute-granularity full --recompute-method uniform " BALANCING, MOE(""), 2, 8, 14, 2},
+    {1, "1", "--recompute-granularity selective --recompute-modules layernorm,moe_act,shared_experts",
+     MOE(""), 2, 8, 14, 2},
+    {1, "1", "--gradient-accumulation-fusion=false --precision bf16", MOE(""), 2, 8, 14, 2},
+    {2, "dp2,zero1",
+     "--overlap-grad-reduce --overlap-param-gather --moe-router-load-balancing-type seq_aux_loss "
+     "--moe-aux-loss-coeff 0.1",
+     MOE(""), 2, 2, 3, 7},
+    {2, "dp2", "--overlap-grad-reduce " BALANCING_OF_OWN_TOKENS, MOE(""), 2, 3, 4, 5},
 };
 
 /* The numbers of the line that the engine prints. */
@@ -89,10 +117,13 @@ Test(engine_graph, the_bits_are_those_of_launches_one_by_one)
 
 /* A target weighs 1 / (targets of the step), a number that backwards hold; masks make it another. */
 static const row masked = {1, "1", "--precision bf16", MODEL("false"), 5, 15, 7, 2};
+/* ... behind forwards that are launched: they leave the counts of their own microbatch. */
+static const row masked_experts = {1, "1", BALANCING, MOE(""), 5, 15, 7, 2};
 
 Test(engine_graph, backwards_are_captured_again_where_a_target_weighs_something_else)
 {
     both(&masked);
+    both(&masked_experts);
 }
 
 Test(engine_graph, a_graph_with_a_stale_number_shows)
@@ -118,27 +149,30 @@ static const refusal refusals[] = {
     {1, "--hidden-dropout 0.1", "dropout draws"},
     {1, "--trace /tmp/assay-no-trace", "leave out --trace"},
 };
+static const refusal of_experts[] = {
+    {2, "--layout dp2,ep2", "travel over ep"},
+    {1, "--moe-expert-capacity-factor 1", "capacities of experts"},
+    {1, "--moe-expert-capacity-factor 1 --moe-pad-expert-input-to-capacity", "capacities of experts"},
+    {1, "--moe-router-padding-for-quantization fp8", "rows of experts that are padded"},
+    {1, "--moe-input-jitter-eps 0.01", "the router draws"},
+    {1, "--moe-router-force-load-balancing", "the router draws"},
+    {2, "--layout dp2 " BALANCING, "over the rows of all dp ranks"},
+    {1, "--variant linear=k1 --precision bf16", "grouped_linear_fwd mlp.experts.linear_fc1: the kernel"},
+};
 
-Test(engine_graph, what_cannot_be_captured_is_refused_by_name)
+static void refuse(const char *model_text, const refusal *list, size_t n)
 {
-    const char *model = write_inputs(MODEL("false"), 2);
-    for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++) {
+    const char *model = write_inputs(model_text, 2);
+    for (size_t i = 0; i < n; i++) {
         char line[4 * ENGINE_PATH];
         snprintf(line, sizeof line, "step --model %s --batch %s --enable-cuda-graph --out %s %s " OPTIONS,
-                 model, engine_file("train"), engine_file("none"), refusals[i].arguments);
-        engine_must_fail(refusals[i].world, refusals[i].says, line);
+                 model, engine_file("train"), engine_file("none"), list[i].arguments);
+        engine_must_fail(list[i].world, list[i].says, line);
     }
 }
 
-Test(engine_graph, experts_are_refused_by_name)
+Test(engine_graph, what_cannot_be_captured_is_refused_by_name)
 {
-    char line[4 * ENGINE_PATH];
-    const char *model =
-        write_inputs("{\"model_type\":\"megatron\",\"num_layers\":1,\"hidden_size\":8,\"ffn_hidden_size\":8,"
-                     "\"num_attention_heads\":2,\"kv_channels\":4,\"vocab_size\":37,\"init_method_std\":0.2,"
-                     "\"num_moe_experts\":4,\"moe_router_topk\":2,\"moe_ffn_hidden_size\":12}",
-                     2);
-    snprintf(line, sizeof line, "step --model %s --batch %s --enable-cuda-graph --out %s " OPTIONS, model,
-             engine_file("train"), engine_file("none"));
-    engine_must_fail(1, "mixture of experts", line);
+    refuse(MODEL("false"), refusals, sizeof refusals / sizeof *refusals);
+    refuse(MOE(""), of_experts, sizeof of_experts / sizeof *of_experts);
 }
