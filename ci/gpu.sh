@@ -68,7 +68,7 @@ slices() {
         echo "sanitizer-$tool 120 460 every operation alone, highest rungs and plain kernels, under compute-sanitizer --tool $tool"
     done
     echo "debug-memory 40 300 launches one by one (CUDA_LAUNCH_BLOCKING), a dense and an expert model"
-    echo "rates 240 460 assay bench: Llama-3.2-1B at 4k and 16k tokens, a layer of Qwen3-30B-A3B; cuBLASLt's first algorithms and the fastest; PyTorch beside"
+    echo "rates 260 460 assay bench: Llama-3.2-1B at 4k and 16k tokens, a layer of Qwen3-30B-A3B, one by one and as CUDA graphs; cuBLASLt's first algorithms and the fastest; PyTorch beside"
 }
 if $list; then slices | awk '{n = $1; e = $2; l = $3; $1 = $2 = $3 = ""; printf "%-20s expected %3d s, at most %3d s:%s\n", n, e, l, $0}'; exit 0; fi
 for name in ${wanted[@]+"${wanted[@]}"} $inside; do
@@ -216,6 +216,7 @@ slice_rates() {
         first_choices llama-first --case llama --precision bf16
         timed llama --case llama
         timed qwen3_moe --case qwen3_moe
+        timed qwen3_moe-graph --case qwen3_moe --enable-cuda-graph
         echo "a rehearsal times no model of real size"
         return
     fi
@@ -235,6 +236,7 @@ CONFIG
     timed llama-4k --model "$here/llama" --draw-weights 1 || return
     timed llama-16k --model "$here/llama" --draw-weights 1 --micro-batch-size 4
     timed qwen3-layer --model "$here/qwen3" --draw-weights 1
+    timed qwen3-layer-graph --model "$here/qwen3" --draw-weights 1 --enable-cuda-graph
     if ! python3 -c 'import torch, transformers' 2>/dev/null; then
         cannot "python3 has no torch and transformers: nothing to put beside it"
         return
