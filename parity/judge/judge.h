@@ -124,8 +124,9 @@ __attribute__((format(printf, 2, 3)))
 #endif
 void parity_result_skip(parity_result *r, const char *fmt, ...);
 
+/* --- table.c ------------------------------------------------------------------------------------------------ */
 /* Rows keyed by (instance, op, tensor, phase), in order of first appearance.  Another observation of the same claim is merged: counts add up,
- * the worse place wins. */
+ * the worse place wins; of the local check and of routing a failure is the record that failed first, with its own counts. */
 typedef struct parity_table parity_table;
 assay_status parity_table_create(parity_table **out, parity_check check);
 void parity_table_destroy(parity_table *t);

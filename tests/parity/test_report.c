@@ -228,6 +228,7 @@ Test(parity_report, failures_come_by_their_first_step)
         r.step = seen[i].step;
         r.verdict = seen[i].fails ? PARITY_FAIL : PARITY_PASS;
         r.ratio = r.share = seen[i].ratio;
+        r.count = 10, r.n_bad = seen[i].fails ? 3 : 0;
         cr_assert_eq(parity_table_merge(table, &r), ASSAY_OK);
     }
     cr_assert_eq(parity_table_flush_ordered(table, NULL, NULL, report), ASSAY_OK);
@@ -235,9 +236,47 @@ Test(parity_report, failures_come_by_their_first_step)
     cr_assert_eq(parity_report_count(report), 6);
     for (int64_t i = 0; i < 6; i++)
         cr_expect_str_eq(parity_report_at(report, i)->instance, order[i % 3]);
-    cr_expect_eq(parity_report_at(report, 0)->step, 1, "the worse place is told");
+    const parity_claim *bwd = parity_report_at(report, 0), *fwd = parity_report_at(report, 1),
+                       *mid = parity_report_at(report, 2);
+    cr_expect(bwd->step == 0 && bwd->ratio == 2.0, "step %lld: the first place is told",
+              (long long)bwd->step);
+    cr_expect(bwd->count == 10 && bwd->n_bad == 3, "%lld of %lld: the counts of that place",
+              (long long)bwd->n_bad, (long long)bwd->count);
+    cr_expect(bwd->share == 8.0, "the largest share of all");
+    cr_expect(fwd->step == 1 && fwd->count == 10 && fwd->n_bad == 3);
+    cr_expect(mid->count == 20 && mid->n_bad == 0, "what passes counts every observation");
     parity_table_destroy(table);
     parity_report_destroy(report);
+}
+
+/* Ranks are walked one after the other: a later one may hold the earlier step, or microbatch. */
+Test(parity_report, the_first_failure_is_named_whatever_rank_has_it)
+{
+    static const struct {
+        int64_t step, microbatch;
+        int rank;
+    } seen[] = {{1, 0, 0}, {0, 1, 1}, {0, 1, 2}, {0, 0, 3}, {0, 0, 4}, {1, 0, 4}};
+    for (int check = 0; check < 3; check++) {
+        static const parity_check of[] = {PARITY_CHECK_LOCAL, PARITY_CHECK_ROUTING, PARITY_CHECK_FLOW};
+        parity_table *table;
+        parity_report *report;
+        cr_assert_eq(parity_report_create(&report), ASSAY_OK);
+        cr_assert_eq(parity_table_create(&table, of[check]), ASSAY_OK);
+        for (size_t i = 0; i < sizeof seen / sizeof *seen; i++) {
+            parity_result r;
+            parity_result_init(&r);
+            r.check = of[check];
+            r.verdict = PARITY_FAIL;
+            r.step = seen[i].step, r.microbatch = seen[i].microbatch, r.rank = seen[i].rank;
+            r.ratio = (double)(i + 2);
+            cr_assert_eq(parity_table_merge(table, &r), ASSAY_OK);
+        }
+        cr_assert_eq(parity_table_flush_ordered(table, NULL, NULL, report), ASSAY_OK);
+        cr_expect_eq(parity_report_at(report, 0)->rank, check < 2 ? 3 : 4, "check %d: rank %d", check,
+                     parity_report_at(report, 0)->rank);
+        parity_table_destroy(table);
+        parity_report_destroy(report);
+    }
 }
 
 Test(parity_report, jsonl_reads_back_what_was_written)
