@@ -28,6 +28,7 @@ typedef struct diff {
     bool has_first;      /* the first difference: */
     diff_pair first_pair;
     parity_result first_result;
+    diff_attributes attributes;
 } diff;
 
 /* Order of execution: step by step, forward before backward; inside a phase by microbatch, then by rank and
@@ -135,17 +136,26 @@ static void note_first(diff *d, const diff_pair *p, const parity_result *r)
     d->first_result = *r;
 }
 
+/* The first attribute that differs, unless a tensor differs before what its operation makes. */
+static const diff_attribute *attribute_before(const diff *d)
+{
+    const diff_attribute *a = d->attributes.n > 0 ? &d->attributes.row[0] : NULL;
+    const bool later =
+        a != NULL && d->has_first && d->first_pair.o != NULL && a->position > d->first_pair.position;
+    return later ? NULL : a;
+}
+
 /* The last line. */
 static void sentence_of(const diff *d, char *out, size_t capacity)
 {
-    if (!d->has_first && d->skipped > 0)
+    if (!d->has_first && d->skipped > 0 && d->attributes.n == 0)
         snprintf(out, capacity,
                  "NOT CHECKED: %lld tensors agree, %lld could not be compared, the first of which is named "
                  "above.",
                  (long long)d->passed, (long long)d->skipped);
     else
-        diff_sentence(d->has_first ? &d->first_pair : NULL, &d->first_result, d->failed, d->passed, out,
-                      capacity);
+        diff_sentence(d->has_first ? &d->first_pair : NULL, &d->first_result, attribute_before(d),
+                      d->failed + d->attributes.n, d->passed, out, capacity);
 }
 
 static json_t *number(double x)
@@ -317,6 +327,35 @@ static assay_status count_missing(diff *d, const item *items)
     return ASSAY_OK;
 }
 
+/* Attributes are words of one vocabulary: beside ours assay check judges those of another framework. */
+static assay_status compare_attributes(diff *d, const item *items)
+{
+    const parity_index *x = d->compare.walked;
+    if (d->names != NULL)
+        return ASSAY_OK;
+    int64_t *positions = malloc(((size_t)x->n + 1) * sizeof *positions);
+    ASSAY_CHECK(positions != NULL, ASSAY_OUT_OF_MEMORY, "%lld positions", (long long)x->n);
+    for (int64_t i = 0; i < x->n; i++)
+        positions[items[i].e - x->entries] = i;
+    const assay_status st = diff_compare_attributes(&d->compare, positions, &d->attributes);
+    free(positions);
+    return st;
+}
+
+static void print_attributes(const diff *d)
+{
+    for (int i = 0; i < d->attributes.n; i++) {
+        const diff_attribute *a = &d->attributes.row[i];
+        char line[PARITY_TEXT], more[64] = "";
+        diff_attribute_text(a, line, sizeof line);
+        if (a->count > 1)
+            snprintf(more, sizeof more, " (and of %lld more operations)", (long long)a->count - 1);
+        fprintf(d->out, "%s%s%s\n", i == 0 ? "first attribute that differs: " : "  then: ", line, more);
+    }
+    if (d->attributes.more > 0)
+        fprintf(d->out, "  and %lld more attributes\n", (long long)d->attributes.more);
+}
+
 /* Says how the runs differ when they do. */
 static bool are_alike(const assay_trace *s, const assay_trace *t, FILE *out)
 {
@@ -424,6 +463,7 @@ static void print_summary(const diff *d)
     if (d->failed > SHOWN)
         fprintf(d->out, "  and %lld more\n", (long long)(d->failed - SHOWN));
     print_ranks(d);
+    print_attributes(d);
     if ((!d->compare.alike || d->compare.noise != NULL) && d->only_one[0] + d->only_one[1] > 0)
         fprintf(d->out, "in one trace only, not compared: %lld in the first, %lld in the second\n",
                 (long long)d->only_one[0], (long long)d->only_one[1]);
@@ -449,6 +489,23 @@ static void print_summary(const diff *d)
     fprintf(d->out, "%s\n", sentence);
 }
 
+static json_t *attributes_json(const diff *d)
+{
+    json_t *list = json_array();
+    for (int i = 0; i < d->attributes.n; i++) {
+        const diff_attribute *a = &d->attributes.row[i];
+        char instance[ASSAY_NAME];
+        snprintf(instance, sizeof instance, "%s", a->op->instance);
+        assay_clean_text(instance);
+        json_array_append_new(list,
+                              json_pack("{s:s,s:s,s:s,s:I,s:s,s:s,s:s,s:I}", "op", a->op->op, "instance",
+                                        instance, "phase", assay_phase_name(a->op->phase), "step",
+                                        (json_int_t)a->op->step, "attribute", a->name, "first", a->first,
+                                        "second", a->second, "operations", (json_int_t)a->count));
+    }
+    return list;
+}
+
 static assay_status print_json(const diff *d, int code)
 {
     json_t *root = json_pack("{s:s,s:i,s:I,s:I,s:I,s:I,s:I,s:i}", "format", "assay-diff", "version", 1,
@@ -459,6 +516,7 @@ static assay_status print_json(const diff *d, int code)
     char sentence[2 * PARITY_TEXT];
     sentence_of(d, sentence, sizeof sentence);
     json_object_set_new(root, "sentence", json_string(sentence));
+    json_object_set_new(root, "attributes", attributes_json(d));
     json_object_set(root, "first_difference_of_rank", d->first_of_rank);
     json_object_set(root, "missing_from_second", d->missing[0]);
     json_object_set(root, "missing_from_first", d->missing[1]);
@@ -481,8 +539,9 @@ static assay_status diff_indexes(diff *d, int *exit_code)
     ASSAY_TRY_GOTO(sort_entries(d->compare.walked, &items), st, done);
     ASSAY_TRY_GOTO(compare_common(d, items), st, done);
     ASSAY_TRY_GOTO(count_missing(d, items), st, done);
+    ASSAY_TRY_GOTO(compare_attributes(d, items), st, done);
     /* Nothing compared is not a pass. */
-    *exit_code = d->failed > 0 ? 1 : (d->passed == 0 || d->skipped > 0) ? 2 : 0;
+    *exit_code = d->failed + d->attributes.n > 0 ? 1 : (d->passed == 0 || d->skipped > 0) ? 2 : 0;
     if (d->text)
         print_summary(d);
     else

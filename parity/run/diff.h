@@ -42,8 +42,25 @@ assay_status diff_compare_pair(const diff_compare *d, const diff_pair *p, parity
 bool diff_say_ranks(const parity_index *x, const parity_entry *e, const double *expected, int64_t count,
                     double factor, char *out, size_t capacity);
 
-/* diff_sentence.c: the last line of a diff.  first: NULL when nothing differs. */
-void diff_sentence(const diff_pair *first, const parity_result *r, int64_t failed, int64_t passed, char *out,
-                   size_t capacity);
+/* diff_attributes.c: attributes of operations that ran in both, one row for each attribute of an operation. */
+enum { DIFF_ATTRIBUTES = 12, DIFF_VALUE = 64 };
+typedef struct diff_attribute {
+    const assay_trace_op *op; /* the first that differs ... */
+    int64_t position;         /* ... and where its outputs stand in order of execution */
+    char name[DIFF_VALUE], first[DIFF_VALUE], second[DIFF_VALUE];
+    int64_t count; /* operations */
+} diff_attribute;
+typedef struct diff_attributes {
+    int n; /* in order of execution */
+    diff_attribute row[DIFF_ATTRIBUTES];
+    int64_t compared, total, more; /* operations; attributes that differ; those without a row */
+} diff_attributes;
+/* Of two traces with one vocabulary.  positions: of every entry of the walked one in order of execution. */
+assay_status diff_compare_attributes(const diff_compare *d, const int64_t *positions, diff_attributes *out);
+void diff_attribute_text(const diff_attribute *a, char *out, size_t capacity);
+
+/* diff_sentence.c: the last line of a diff.  first: NULL when nothing differs; attribute: NULL, or what differs before it. */
+void diff_sentence(const diff_pair *first, const parity_result *r, const diff_attribute *attribute,
+                   int64_t failed, int64_t passed, char *out, size_t capacity);
 
 #endif

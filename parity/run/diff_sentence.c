@@ -17,10 +17,17 @@ static void subject_of(const parity_entry *e, char *out, size_t capacity)
              when);
 }
 
-void diff_sentence(const diff_pair *first, const parity_result *r, int64_t failed, int64_t passed, char *out,
-                   size_t capacity)
+void diff_sentence(const diff_pair *first, const parity_result *r, const diff_attribute *attribute,
+                   int64_t failed, int64_t passed, char *out, size_t capacity)
 {
-    char subject[PARITY_TEXT], where[64] = "";
+    char subject[PARITY_TEXT], where[64] = "", before[PARITY_TEXT] = "";
+    if (attribute != NULL)
+        diff_attribute_text(attribute, before, sizeof before);
+    if (first == NULL && attribute != NULL) {
+        snprintf(out, capacity, "WRONG: %s; %lld tensors that both runs hold agree.", before,
+                 (long long)passed);
+        return;
+    }
     if (first == NULL) {
         snprintf(out, capacity,
                  passed > 0 ? "RIGHT: %lld tensors that both runs hold agree."
@@ -31,7 +38,8 @@ void diff_sentence(const diff_pair *first, const parity_result *r, int64_t faile
     subject_of(first->e, subject, sizeof subject);
     if (first->e->microbatch >= 0)
         snprintf(where, sizeof where, ", microbatch %lld", (long long)first->e->microbatch);
-    snprintf(out, capacity, "WRONG: %.300s (%s, step %lld%s): %.480s%s", subject,
+    snprintf(out, capacity, "WRONG: %s%s%.300s (%s, step %lld%s): %.480s%s", before,
+             before[0] != '\0' ? "; the first tensor that differs is " : "", subject,
              assay_phase_name(first->e->phase), (long long)first->e->step, where,
              r->diagnosis[0] != '\0' ? r->diagnosis : r->message,
              failed > 1 ? ".  (What differs behind it may follow from this.)" : ".");
