@@ -73,6 +73,8 @@ int64_t suspect_count(const suspect_trial *t, double *width)
     ref_replay_result result;
     double sum = 0.0;
     int64_t bad = 0;
+    if (t->counted)
+        return t->bad;
     memset(&result, 0, sizeof result);
     if (ref_replay(t->op->op, t->attrs, &t->declared, t->in, t->n_in, t->out, t->n_out, &result) !=
         ASSAY_OK) {
@@ -92,16 +94,41 @@ int64_t suspect_count(const suspect_trial *t, double *width)
     return bad;
 }
 
+/* Whether the record as it stands is outside its bounds. */
+static bool fails(const assay_trace *trace, const assay_trace_op *op)
+{
+    suspect_trial t;
+    bool readable = false;
+    const assay_status st = suspect_open(&t, trace, op, &readable);
+    const bool bad = st == ASSAY_OK && readable && suspect_count(&t, NULL) > 0;
+    suspect_close(&t);
+    if (st != ASSAY_OK)
+        assay_error_clear();
+    return bad;
+}
+
 const assay_trace_op *parity_claim_op(const assay_trace *trace, const parity_claim *c)
 {
     const int rank = c->rank >= 0 ? c->rank : 0;
+    const assay_trace_op *first = NULL;
+    bool several = false;
     for (int64_t i = 0; i < assay_trace_n_ops(trace, rank); i++) {
         const assay_trace_op *op = assay_trace_op_at(trace, rank, i);
-        if (strcmp(op->op, c->op) == 0 && strcmp(op->instance, c->instance) == 0 && op->phase == c->phase &&
-            op->step == c->step && op->microbatch == c->microbatch)
+        if (strcmp(op->op, c->op) != 0 || strcmp(op->instance, c->instance) != 0 || op->phase != c->phase ||
+            op->step != c->step || op->microbatch != c->microbatch)
+            continue;
+        if (first == NULL) {
+            first = op;
+            continue;
+        }
+        /* several that bear the name */
+        if (!several && fails(trace, first))
+            return first;
+        several = true;
+        if (fails(trace, op))
             return op;
     }
-    return NULL;
+    return first;
 }
 
 assay_status parity_suspect(const assay_trace *trace, const assay_trace_op *op, char text[PARITY_TEXT])

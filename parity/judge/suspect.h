@@ -14,6 +14,8 @@ typedef struct suspect_trial {
     assay_declaration declared;
     ref_value in[ASSAY_MAX_SLOTS], out[ASSAY_MAX_SLOTS];
     int n_in, n_out;
+    bool counted; /* the hypothesis computed the operation itself: ... */
+    int64_t bad;  /* ... elements outside what it allows */
 } suspect_trial;
 
 assay_status suspect_open(suspect_trial *t, const assay_trace *trace, const assay_trace_op *op,
@@ -31,7 +33,7 @@ bool suspect_change(suspect_trial *t, int number, bool *applies, char text[PARIT
 /* Places where an operation may store an intermediate result (assay_rounding, or-ed). */
 unsigned suspect_roundings(const char *op);
 
-/* The operation that a result is about; NULL: none. */
+/* The operation that a result is about, of several that bear its name the first that fails; NULL: none. */
 const assay_trace_op *parity_claim_op(const assay_trace *trace, const parity_claim *c);
 
 /* The first hypothesis under which every element passes; "" when none does. */

@@ -31,6 +31,18 @@ double suspect_round_number(double x)
     return fabs(one - x) <= 0.2 * fabs(x) ? one : x;
 }
 
+double suspect_short_number(double x, double share)
+{
+    for (int digits = 1; digits <= 6; digits++) {
+        char word[32];
+        snprintf(word, sizeof word, "%.*e", digits - 1, x);
+        const double y = strtod(word, NULL);
+        if (fabs(y - x) <= share * fabs(x))
+            return y;
+    }
+    return x;
+}
+
 void suspect_scale_all(ref_value *v, double factor)
 {
     for (int64_t i = 0; i < v->count; i++)
@@ -139,38 +151,6 @@ static bool other_sum(suspect_trial *t, int number, char text[PARITY_TEXT])
     suspect_scale_all(a, tries[number].a);
     suspect_scale_all(b, tries[number].b);
     SUSPECT_SAY("%s", tries[number].text);
-    return true;
-}
-
-/* Dropout on the second term: every element of it is lost or 1/(1-p) of itself, one p for all. */
-static bool dropout(suspect_trial *t, int number, char text[PARITY_TEXT])
-{
-    ref_value *a = suspect_input(t, "a"), *b = suspect_input(t, "b");
-    const ref_value *y = suspect_output(t, "y");
-    double xy = 0.0, xx = 0.0;
-    int64_t lost = 0, n = 0;
-    (void)number;
-    if (a == NULL || b == NULL || y == NULL || a->count != y->count || b->count != y->count)
-        return false;
-    for (int64_t i = 0; i < y->count; i++) {
-        const double part = y->value[i] - a->value[i];
-        const bool zero = fabs(part) < 0.05 * fabs(b->value[i]);
-        lost += zero && b->value[i] != 0.0;
-        n += b->value[i] != 0.0;
-        xy += zero ? 0.0 : part * b->value[i];
-        xx += zero ? 0.0 : b->value[i] * b->value[i];
-    }
-    const double factor = xx > 0.0 ? xy / xx : 0.0, p = 1.0 - 1.0 / factor;
-    if (lost == 0 || lost == n || !(factor > 1.0) || !(p < 0.99))
-        return false;
-    const double kept = 1.0 / (1.0 - suspect_round_number(p));
-    for (int64_t i = 0; i < y->count; i++) {
-        const bool zero = fabs(y->value[i] - a->value[i]) < 0.05 * fabs(b->value[i]);
-        b->value[i] *= zero ? 0.0 : kept;
-    }
-    SUSPECT_SAY("dropout is on (p %.3g): %lld of %lld elements of the block are lost, the others %.3g times "
-                "themselves",
-                suspect_round_number(p), (long long)lost, (long long)n, kept);
     return true;
 }
 
@@ -318,7 +298,8 @@ unsigned suspect_roundings(const char *op)
                 {"load_balancing_bwd", ASSAY_ROUND_SCORES},
                 {"rope_table", ASSAY_ROUND_ANGLES},
                 {"embedding_bwd", ASSAY_ROUND_PARTIAL_SUMS},
-                {"weighted_combine", ASSAY_ROUND_PARTIAL_SUMS},
+                {"weighted_combine_fwd", ASSAY_ROUND_PRODUCTS | ASSAY_ROUND_PARTIAL_SUMS},
+                {"weighted_combine_bwd", ASSAY_ROUND_PRODUCTS},
                 {"router_fwd", ASSAY_ROUND_TIES},
                 {"adamw", ASSAY_ROUND_EVERY},
                 {"layernorm_bwd", ASSAY_ROUND_STATISTICS | ASSAY_ROUND_PARTIAL_SUMS}};
@@ -353,26 +334,30 @@ static const hypothesis hypotheses[] = {
     {"layernorm_bwd", N_POINTS, undeclared_rounding},
     {"layernorm_bwd", 8, other_eps},
     {"rope_table", N_POINTS, undeclared_rounding},
-    {"rope_table", 1, suspect_other_rope_type},
-    {"rope_table", 11, suspect_other_base},
+    {"rope_table", 4, suspect_other_rope_type},
+    {"rope_table", 12, suspect_other_base},
     {"rope_fwd", N_POINTS, undeclared_rounding},
     {"rope_fwd", 4, suspect_other_rotation},
+    {"rope_fwd", 5, suspect_other_pairs},
     {"mla_rope_q_fwd", N_POINTS, undeclared_rounding},
     {"mla_rope_q_fwd", 4, suspect_other_rotation},
+    {"mla_rope_q_fwd", 2, suspect_other_pairs_mla},
     {"mla_rope_kv_fwd", N_POINTS, undeclared_rounding},
     {"mla_rope_kv_fwd", 4, suspect_other_rotation},
+    {"mla_rope_kv_fwd", 2, suspect_other_pairs_mla},
     {"attention_fwd", N_POINTS, undeclared_rounding},
     {"attention_fwd", 1, suspect_other_groups},
     {"attention_fwd", 3, suspect_other_mask},
     {"attention_fwd", 5, suspect_other_scale},
     {"attention_fwd", 3, suspect_other_window},
+    {"attention_fwd", 3, suspect_fitted_scale},
+    {"attention_fwd", 1, suspect_attention_dropout},
     {"add", 6, other_sum},
-    {"add", 1, dropout},
+    {"add", 1, suspect_dropout},
     {"linear_fwd", 4, other_linear},
     {"linear_fwd", 64, other_weight},
     {"swiglu_fwd", N_POINTS, undeclared_rounding},
     {"swiglu_fwd", 1, swapped_halves},
-    {"router", 2, other_router},
     {"router_fwd", 2, other_router},
     {"cross_entropy_bwd", 2, other_loss},
     {"rmsnorm_bwd", N_POINTS, undeclared_rounding},
@@ -382,7 +367,8 @@ static const hypothesis hypotheses[] = {
     {"mla_rope_kv_bwd", N_POINTS, undeclared_rounding},
     {"attention_bwd", N_POINTS, undeclared_rounding},
     {"embedding_bwd", N_POINTS, undeclared_rounding},
-    {"weighted_combine", N_POINTS, undeclared_rounding},
+    {"weighted_combine_fwd", N_POINTS, undeclared_rounding},
+    {"weighted_combine_bwd", N_POINTS, undeclared_rounding},
     {"adamw", N_POINTS, undeclared_rounding},
 };
 
