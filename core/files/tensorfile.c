@@ -367,3 +367,13 @@ const char *assay_tensorfile_path(const assay_tensorfile *f)
 {
     return f->path;
 }
+
+const char *assay_tensorfile_path_of(const assay_tensorfile *f, const assay_tensor_info *t)
+{
+    for (int64_t i = 0; i < f->n_mappings; i++) {
+        const uintptr_t base = (uintptr_t)f->mappings[i].file.base, at = (uintptr_t)t->data;
+        if (base != 0 && at >= base && at - base < f->mappings[i].file.bytes)
+            return f->mappings[i].path;
+    }
+    return f->path;
+}

@@ -40,6 +40,8 @@ assay_status assay_tensorfile_get(const assay_tensorfile *f, const char *name, a
 /* __metadata__ value, or NULL. */
 const char *assay_tensorfile_metadata(const assay_tensorfile *f, const char *key);
 const char *assay_tensorfile_path(const assay_tensorfile *f);
+/* The file of a folder or of an index that holds t. */
+const char *assay_tensorfile_path_of(const assay_tensorfile *f, const assay_tensor_info *t);
 
 /* Whether a Hugging Face folder has weights: model.safetensors or its index, also as a link that leads nowhere (opening it then
  * says so).  ASSAY_UNSUPPORTED: it has weights in a form that is not read (pytorch_model.bin, shards without an index, GGUF,

@@ -127,6 +127,7 @@ assay_status assay_config_load(const char *model_dir, assay_model_config *out)
     ASSAY_TRY_GOTO(assay_config_from_json(root, path, out), st, done);
     if (out->arch == ASSAY_ARCH_MEGATRON)
         ASSAY_TRY_GOTO(assay_config_find_files(model_dir, out), st, done);
+    st = assay_config_check_head(out, model_dir);
 done:
     json_decref(root);
     return st;

@@ -164,8 +164,14 @@ typedef struct assay_model_config {
     assay_config_training training;
 } assay_model_config;
 
-/* Reads DIR/config.json.  Messages start with the file's path. */
+/* Reads DIR/config.json.  Messages start with the file's path.  A folder whose weights contradict it is refused: assay_config_check_head. */
 assay_status assay_config_load(const char *model_dir, assay_model_config *out);
+/* ASSAY_MISMATCH: the file holds lm_head.weight and another model.embed_tokens.weight, which a model with tie_word_embeddings cannot
+ * have.  Bytes are compared, each once. */
+struct assay_tensorfile;
+assay_status assay_tied_head_check(const struct assay_tensorfile *f);
+/* The same of a folder, where it has weights and c is tied. */
+assay_status assay_config_check_head(const assay_model_config *c, const char *folder);
 /* How the weights of a `megatron` folder are named: expert_files, layer_norm_in_linear.  Headers only. */
 assay_status assay_config_find_files(const char *folder, assay_model_config *c);
 assay_status assay_config_from_json(const json_t *root, const char *what, assay_model_config *out);

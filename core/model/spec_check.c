@@ -15,7 +15,7 @@ static bool is_part(const assay_model_spec *spec, const char *name)
     return false;
 }
 
-/* Old files carry rotary tables, tied models may carry the head twice. */
+/* Old files carry rotary tables, tied models may carry the head twice: the same one (config_head.c). */
 static bool may_be_ignored(const assay_model_spec *spec, const char *name)
 {
     static const char table[] = "rotary_emb.inv_freq";

@@ -149,9 +149,25 @@ static assay_status check_complete(const lora *l)
     return ASSAY_OK;
 }
 
+/* One of the two alone would be changed: what is written would be no tied model. */
+static assay_status check_tied(const lora *l)
+{
+    static const char *const modules[] = {"lm_head", "model.embed_tokens"};
+    bool two;
+    ASSAY_TRY(parity_model_two_heads(&l->model, &two));
+    for (int i = 0; i < 2 && two; i++)
+        ASSAY_CHECK(
+            assay_adapter_find(&l->adapter, modules[i]) == NULL, ASSAY_MISMATCH,
+            "%s: is adapted, but %s ties it (tie_word_embeddings) and holds lm_head.weight beside the "
+            "embedding: leave the head out first (assay ckpt convert --exclude lm_head.weight)",
+            modules[i], l->model.dir);
+    return ASSAY_OK;
+}
+
 static assay_status list_model(lora *l)
 {
     const int64_t n = assay_tensorfile_count(l->model.file);
+    ASSAY_TRY(check_tied(l));
     l->made = calloc((size_t)n + 1, sizeof *l->made);
     ASSAY_CHECK(l->made != NULL, ASSAY_OUT_OF_MEMORY, "%lld tensors", (long long)n);
     for (int64_t i = 0; i < n; i++) {

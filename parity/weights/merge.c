@@ -120,10 +120,23 @@ static assay_status same_family(const merge *m, const parity_model *other, int64
     return ASSAY_OK;
 }
 
+/* A tied head that is written is the embedding in every model, so that it is in what is made of them. */
+static assay_status check_heads(const merge *m)
+{
+    int64_t seen[2][PARITY_PATTERNS] = {{0}};
+    bool two;
+    if (!parity_patterns_take(m->o, "lm_head.weight", seen))
+        return ASSAY_OK;
+    for (int i = 0; i < m->n; i++)
+        ASSAY_TRY(parity_model_two_heads(&m->models[i], &two));
+    return m->like == &m->base ? parity_model_two_heads(&m->base, &two) : ASSAY_OK;
+}
+
 static assay_status list_tensors(merge *m)
 {
     int64_t seen[2][PARITY_PATTERNS] = {{0}};
     const int64_t n = assay_tensorfile_count(m->like->file);
+    ASSAY_TRY(check_heads(m));
     m->made = calloc((size_t)n + 1, sizeof *m->made);
     ASSAY_CHECK(m->made != NULL, ASSAY_OUT_OF_MEMORY, "%lld tensors", (long long)n);
     for (int64_t i = 0; i < n; i++) {

@@ -1,5 +1,6 @@
 /* A model folder as tensors of numbers. */
 #include "core/files/checkpoint.h"
+#include "core/model/config.h"
 #include "parity/weights/weights.h"
 #include "ref/weights_read.h"
 
@@ -54,6 +55,13 @@ void parity_model_close(parity_model *m)
 bool parity_model_has(const parity_model *m, const assay_tensor_info *t)
 {
     return !assay_is_block_scale(m->file, &m->quantization, t->name);
+}
+
+assay_status parity_model_two_heads(const parity_model *m, bool *out)
+{
+    *out = json_is_true(json_object_get(m->config, "tie_word_embeddings")) &&
+           assay_tensorfile_find(m->file, "lm_head.weight") != NULL;
+    return *out ? assay_tied_head_check(m->file) : ASSAY_OK;
 }
 
 assay_status parity_model_read(const parity_model *m, const assay_tensor_info *t, double **out)

@@ -81,6 +81,8 @@ assay_status parity_model_open(parity_model *m, const char *dir);
 void parity_model_close(parity_model *m);
 /* Whether tensor t belongs to the model: scales of fp8 weights do not. */
 bool parity_model_has(const parity_model *m, const assay_tensor_info *t);
+/* Whether its configuration ties embedding and head, and the files hold a head all the same: the same one, or an error. */
+assay_status parity_model_two_heads(const parity_model *m, bool *out);
 /* *out is freed by the caller. */
 assay_status parity_model_read(const parity_model *m, const assay_tensor_info *t, double **out);
 
