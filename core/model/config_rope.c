@@ -1,6 +1,6 @@
 /* Rotary embedding fields of a Hugging Face config.json, in the spelling of transformers 5
- * (`rope_parameters`) and of 4 (`rope_scaling` + `rope_theta`).  A file may hold both as long as they agree.
- */
+ * (`rope_parameters`) and of 4 (`rope_scaling` + `rope_theta`).  A file may hold both as long as they say the same: transformers 5
+ * takes a rope_scaling that is not empty alone (convert_rope_params_to_dict), other readers may not. */
 #include "core/model/config_internal.h"
 
 #include <string.h>
@@ -156,6 +156,55 @@ static assay_status read_yarn(const rope_sources *s, assay_model_config *c)
     return ASSAY_OK;
 }
 
+static bool has(const json_t *object, const char *key)
+{
+    const json_t *member = json_object_get(object, key);
+    return member != NULL && !json_is_null(member);
+}
+
+/* Two objects that are not empty have the same members, one of which may stand at the top level in their place. */
+static assay_status check_members(const json_t *root, const char *what, const assay_model_config *c)
+{
+    static const char *const keys[] = {"rope_type",
+                                       "rope_theta",
+                                       "partial_rotary_factor",
+                                       "original_max_position_embeddings",
+                                       "factor",
+                                       "low_freq_factor",
+                                       "high_freq_factor",
+                                       "beta_fast",
+                                       "beta_slow",
+                                       "truncate",
+                                       "mscale",
+                                       "mscale_all_dim",
+                                       "attention_factor"};
+    enum { N_KEYS = sizeof keys / sizeof keys[0], N_TOP = 4 };
+    const json_t *fresh = json_object_get(root, "rope_parameters"),
+                 *old = json_object_get(root, "rope_scaling");
+    char theta[64];
+    if (json_object_size(fresh) == 0 || json_object_size(old) == 0)
+        return ASSAY_OK;
+    snprintf(theta, sizeof theta, "%g", c->rotary_base); /* the class's, before any is read */
+    for (int i = 0; i < N_KEYS; i++) {
+        const bool type = i == 0, top = i > 0 && i < N_TOP && has(root, keys[i]);
+        const bool in_fresh = top || has(fresh, keys[i]) || (type && has(fresh, "type"));
+        const bool in_old = top || has(old, keys[i]) || (type && has(old, "type"));
+        ASSAY_CHECK(in_old || !in_fresh, ASSAY_MISMATCH,
+                    "%s: rope_parameters: %s: is not in rope_scaling, which transformers takes alone, with "
+                    "%s for this one; expected the same members in both, or one of the two objects",
+                    what, keys[i],
+                    type                                 ? "'default'"
+                    : strcmp(keys[i], "rope_theta") == 0 ? theta
+                                                         : "its own default");
+        ASSAY_CHECK(in_fresh || !in_old, ASSAY_MISMATCH,
+                    "%s: rope_scaling: %s: is not in rope_parameters, of which transformers takes nothing "
+                    "where rope_scaling is there; expected the same members in both, or one of the two "
+                    "objects",
+                    what, keys[i]);
+    }
+    return ASSAY_OK;
+}
+
 assay_status assay_config_read_rope(const json_t *root, const char *what, assay_model_config *c)
 {
     rope_sources s = {.n = 1, .object = {root}};
@@ -163,6 +212,7 @@ assay_status assay_config_read_rope(const json_t *root, const char *what, assay_
     ASSAY_TRY(add_source(&s, root, "rope_parameters", what));
     ASSAY_TRY(add_source(&s, root, "rope_scaling", what));
     ASSAY_TRY(read_type(&s, &c->rope_type));
+    ASSAY_TRY(check_members(root, what, c));
     ASSAY_TRY(agree(&s, 0, "rope_theta", 1.0, 1e15, &c->rotary_base, NULL));
     double percent = 1.0;
     ASSAY_TRY(agree(&s, 0, "partial_rotary_factor", 0.0, 1.0, &percent, NULL));

@@ -145,6 +145,11 @@ Test(core_config, both_spellings_of_rope_say_the_same)
         "{\"rope_theta\":500.0,\"rope_scaling\":{\"type\":\"linear\",\"rope_type\":\"linear\",\"factor\":2.5}"
         ","
         "\"rope_parameters\":{\"rope_type\":\"linear\",\"factor\":2.5,\"rope_theta\":500.0}}",
+        /* an empty object is none, null is absent; the top level stands for both */
+        "{\"rope_scaling\":{},\"rope_parameters\":{\"rope_type\":\"linear\",\"factor\":2.5,\"rope_theta\":"
+        "500}}",
+        "{\"rope_theta\":500.0,\"rope_scaling\":{\"type\":\"linear\",\"factor\":2.5,\"beta_fast\":null},"
+        "\"rope_parameters\":{\"type\":\"linear\",\"factor\":2.5}}",
     };
     for (size_t i = 0; i < sizeof linear / sizeof linear[0]; i++) {
         const assay_model_config c = config_read(llama, linear[i]);
@@ -388,6 +393,39 @@ Test(core_config, wrong_configs_are_refused_by_name)
          "{\"rope_scaling\":{\"type\":\"linear\",\"factor\":2},"
          "\"rope_parameters\":{\"rope_type\":\"linear\",\"factor\":3}}",
          ASSAY_MISMATCH, "rope_scaling: factor is 2, but config.json: rope_parameters: factor is 3"},
+        /* of two objects transformers takes rope_scaling alone, and a theta from it or from the top level */
+        {llama,
+         "{\"rope_scaling\":{\"type\":\"linear\",\"factor\":2},"
+         "\"rope_parameters\":{\"rope_type\":\"linear\",\"factor\":2,\"rope_theta\":500}}",
+         ASSAY_MISMATCH,
+         "rope_parameters: rope_theta: is not in rope_scaling, which transformers takes alone, with 10000"},
+        {mixtral,
+         "{\"rope_scaling\":{\"type\":\"default\"},"
+         "\"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":500}}",
+         ASSAY_MISMATCH, "takes alone, with 1e+06 for this one"},
+        {llama,
+         "{\"rope_scaling\":{\"type\":\"yarn\",\"factor\":2},\"rope_theta\":500,"
+         "\"rope_parameters\":{\"rope_theta\":500}}",
+         ASSAY_MISMATCH,
+         "rope_scaling: rope_type: is not in rope_parameters, of which transformers takes nothing"},
+        {llama, "{\"rope_scaling\":{\"factor\":2},\"rope_parameters\":{\"type\":\"linear\",\"factor\":2}}",
+         ASSAY_MISMATCH,
+         "rope_parameters: rope_type: is not in rope_scaling, which transformers takes alone, with "
+         "'default'"},
+        {llama,
+         "{\"rope_scaling\":{\"type\":\"yarn\",\"factor\":2},"
+         "\"rope_parameters\":{\"type\":\"yarn\",\"factor\":2,\"beta_fast\":4}}",
+         ASSAY_MISMATCH,
+         "rope_parameters: beta_fast: is not in rope_scaling, which transformers takes alone, with its own "
+         "default"},
+        {llama,
+         "{\"rope_scaling\":{\"type\":\"yarn\",\"factor\":2},"
+         "\"rope_parameters\":{\"type\":\"yarn\",\"factor\":2,\"attention_factor\":1.0}}",
+         ASSAY_MISMATCH, "rope_parameters: attention_factor: is not in rope_scaling"},
+        {llama,
+         "{\"rope_scaling\":{\"type\":\"yarn\",\"factor\":2,\"mscale\":1.0,\"mscale_all_dim\":1.0},"
+         "\"rope_parameters\":{\"type\":\"yarn\",\"factor\":2}}",
+         ASSAY_MISMATCH, "rope_scaling: mscale: is not in rope_parameters"},
         {llama, "{\"rope_theta\":1e4,\"rope_parameters\":{\"rope_theta\":5e5}}", ASSAY_MISMATCH,
          "rope_parameters: rope_theta is 500000, but config.json: rope_theta is 10000"},
         {llama, "{\"rope_theta\":0}", ASSAY_LIMIT, "config.json: rope_theta: expected 1 to"},
