@@ -56,6 +56,11 @@ static assay_status refuse_unsupported(const json_t *root, const char *what)
     ASSAY_TRY(assay_json_get_string(root, "hidden_act", false, what, activation, sizeof activation));
     ASSAY_CHECK(strcmp(activation, "silu") == 0, ASSAY_UNSUPPORTED,
                 "%s: hidden_act: unknown activation '%s', expected silu", what, activation);
+    const json_t *causal = json_object_get(root, "is_causal");
+    ASSAY_CHECK(causal == NULL || json_is_true(causal), ASSAY_UNSUPPORTED,
+                "%s: is_causal: what is not true (null, too) makes transformers' mask bidirectional, which "
+                "is not supported; expected true or nothing",
+                what);
     double jitter = 0.0;
     ASSAY_TRY(assay_json_get_double(root, "router_jitter_noise", false, 0.0, 1.0, what, &jitter));
     ASSAY_CHECK(

@@ -150,6 +150,7 @@ Test(core_config, both_spellings_of_rope_say_the_same)
         "500}}",
         "{\"rope_theta\":500.0,\"rope_scaling\":{\"type\":\"linear\",\"factor\":2.5,\"beta_fast\":null},"
         "\"rope_parameters\":{\"type\":\"linear\",\"factor\":2.5}}",
+        "{\"is_causal\":true,\"rope_theta\":500.0,\"rope_parameters\":{\"type\":\"linear\",\"factor\":2.5}}",
     };
     for (size_t i = 0; i < sizeof linear / sizeof linear[0]; i++) {
         const assay_model_config c = config_read(llama, linear[i]);
@@ -426,6 +427,9 @@ Test(core_config, wrong_configs_are_refused_by_name)
          "{\"rope_scaling\":{\"type\":\"yarn\",\"factor\":2,\"mscale\":1.0,\"mscale_all_dim\":1.0},"
          "\"rope_parameters\":{\"type\":\"yarn\",\"factor\":2}}",
          ASSAY_MISMATCH, "rope_scaling: mscale: is not in rope_parameters"},
+        {llama, "{\"is_causal\":false}", ASSAY_UNSUPPORTED, "is_causal: what is not true"},
+        {qwen3_moe, "{\"is_causal\":null}", ASSAY_UNSUPPORTED, "is_causal: what is not true"},
+        {mixtral, "{\"is_causal\":0}", ASSAY_UNSUPPORTED, "expected true or nothing"},
         {llama, "{\"rope_theta\":1e4,\"rope_parameters\":{\"rope_theta\":5e5}}", ASSAY_MISMATCH,
          "rope_parameters: rope_theta is 500000, but config.json: rope_theta is 10000"},
         {llama, "{\"rope_theta\":0}", ASSAY_LIMIT, "config.json: rope_theta: expected 1 to"},
