@@ -46,9 +46,11 @@ typedef enum {
     SHARED,
     NOT_SHARED,
     NORMED,
-    PLAIN_HEADS,
+    PLAIN_HEADS, /* what rope rotates: q and k as they are split, behind their norms, or clipped */
     NORMED_HEADS,
-    WHOLE_HEADS, /* rotated as a whole: not those of MLA, where theirs holds the rotated part alone */
+    CLIPPED_HEADS,   /* behind norms in every class that clips */
+    UNCLIPPED_HEADS, /* v as it is split */
+    WHOLE_HEADS,     /* rotated as a whole: not those of MLA, where theirs holds the rotated part alone */
     MLA,
     MLA_Q /* q is compressed, too */
 } condition;
@@ -64,6 +66,14 @@ static const between of_layer[] = {
     {PLAIN_HEADS, "self_attn.rope_k.x", "self_attention.qkv_split.k", ASSAY_AXES_SAME, EQUAL},
     {NORMED_HEADS, "self_attn.rope_q.x", "self_attention.q_layernorm.y", ASSAY_AXES_SAME, EQUAL},
     {NORMED_HEADS, "self_attn.rope_k.x", "self_attention.k_layernorm.y", ASSAY_AXES_SAME, EQUAL},
+    {CLIPPED_HEADS, "self_attn.rope_q.x", "self_attention.clip_q.y", ASSAY_AXES_SAME, EQUAL},
+    {CLIPPED_HEADS, "self_attn.rope_k.x", "self_attention.clip_k.y", ASSAY_AXES_SAME, EQUAL},
+    {CLIPPED_HEADS, "self_attn.clip_q.x", "self_attention.q_layernorm.y", ASSAY_AXES_BATCH_FIRST, EQUAL},
+    {CLIPPED_HEADS, "self_attn.clip_k.x", "self_attention.k_layernorm.y", ASSAY_AXES_BATCH_FIRST, EQUAL},
+    {CLIPPED_HEADS, "self_attn.clip_v.x", "self_attention.qkv_split.v", ASSAY_AXES_BATCH_FIRST, EQUAL},
+    {CLIPPED_HEADS, "self_attn.clip_q.y", "self_attention.clip_q.y", ASSAY_AXES_BATCH_FIRST, EQUAL},
+    {CLIPPED_HEADS, "self_attn.clip_k.y", "self_attention.clip_k.y", ASSAY_AXES_BATCH_FIRST, EQUAL},
+    {CLIPPED_HEADS, "self_attn.clip_v.y", "self_attention.clip_v.y", ASSAY_AXES_BATCH_FIRST, EQUAL},
     {NORMED, "self_attn.q_norm.input", "self_attention.qkv_split.q", ASSAY_AXES_BATCH_FIRST, EQUAL},
     {NORMED, "self_attn.k_norm.input", "self_attention.qkv_split.k", ASSAY_AXES_BATCH_FIRST, EQUAL},
     {ALWAYS, "self_attn.rope.cos", "rope.cos", ASSAY_AXES_SAME, EQUAL},
@@ -76,7 +86,8 @@ static const between of_layer[] = {
      ASSAY_AXES_BATCH_FIRST, EQUAL},
     {ALWAYS, "self_attn.core_attention.q", "self_attention.rope_q.y", ASSAY_AXES_SAME, EQUAL},
     {WHOLE_HEADS, "self_attn.core_attention.k", "self_attention.rope_k.y", ASSAY_AXES_SAME, EQUAL},
-    {WHOLE_HEADS, "self_attn.core_attention.v", "self_attention.qkv_split.v", ASSAY_AXES_SAME, EQUAL},
+    {UNCLIPPED_HEADS, "self_attn.core_attention.v", "self_attention.qkv_split.v", ASSAY_AXES_SAME, EQUAL},
+    {CLIPPED_HEADS, "self_attn.core_attention.v", "self_attention.clip_v.y", ASSAY_AXES_SAME, EQUAL},
     {MLA, "self_attn.core_attention.k", "self_attention.rope_kv.k", ASSAY_AXES_SAME, EQUAL},
     {MLA, "self_attn.core_attention.v", "self_attention.rope_kv.v", ASSAY_AXES_SAME, EQUAL},
     {ALWAYS, "self_attn.core_attention.o", "self_attention.core_attention.o", ASSAY_AXES_SAME, EQUAL},
@@ -109,7 +120,9 @@ static const between of_backward[] = {
     {ALWAYS, "self_attn.core_attention.do", "self_attention.core_attention.o.grad", ASSAY_AXES_SAME, EQUAL},
     {ALWAYS, "self_attn.core_attention.dq", "self_attention.rope_q.y.grad", ASSAY_AXES_SAME, EQUAL},
     {WHOLE_HEADS, "self_attn.core_attention.dk", "self_attention.rope_k.y.grad", ASSAY_AXES_SAME, EQUAL},
-    {WHOLE_HEADS, "self_attn.core_attention.dv", "self_attention.qkv_split.v.grad", ASSAY_AXES_SAME, EQUAL},
+    {UNCLIPPED_HEADS, "self_attn.core_attention.dv", "self_attention.qkv_split.v.grad", ASSAY_AXES_SAME,
+     EQUAL},
+    {CLIPPED_HEADS, "self_attn.core_attention.dv", "self_attention.clip_v.y.grad", ASSAY_AXES_SAME, EQUAL},
     {MLA, "self_attn.core_attention.dk", "self_attention.rope_kv.k.grad", ASSAY_AXES_SAME, EQUAL},
     {MLA, "self_attn.core_attention.dv", "self_attention.rope_kv.v.grad", ASSAY_AXES_SAME, EQUAL},
     {MLA_Q, "self_attn.q_a_layernorm.dx", "self_attention.linear_q_down_proj.y.grad", ASSAY_AXES_BATCH_FIRST,
@@ -122,6 +135,16 @@ static const between of_backward[] = {
     {PLAIN_HEADS, "self_attn.rope_k.dx", "self_attention.qkv_split.k.grad", ASSAY_AXES_SAME, EQUAL},
     {NORMED_HEADS, "self_attn.rope_q.dx", "self_attention.q_layernorm.y.grad", ASSAY_AXES_SAME, EQUAL},
     {NORMED_HEADS, "self_attn.rope_k.dx", "self_attention.k_layernorm.y.grad", ASSAY_AXES_SAME, EQUAL},
+    {CLIPPED_HEADS, "self_attn.rope_q.dx", "self_attention.clip_q.y.grad", ASSAY_AXES_SAME, EQUAL},
+    {CLIPPED_HEADS, "self_attn.rope_k.dx", "self_attention.clip_k.y.grad", ASSAY_AXES_SAME, EQUAL},
+    {CLIPPED_HEADS, "self_attn.clip_q.dy", "self_attention.clip_q.y.grad", ASSAY_AXES_BATCH_FIRST, EQUAL},
+    {CLIPPED_HEADS, "self_attn.clip_k.dy", "self_attention.clip_k.y.grad", ASSAY_AXES_BATCH_FIRST, EQUAL},
+    {CLIPPED_HEADS, "self_attn.clip_v.dy", "self_attention.clip_v.y.grad", ASSAY_AXES_BATCH_FIRST, EQUAL},
+    {CLIPPED_HEADS, "self_attn.clip_q.dx", "self_attention.q_layernorm.y.grad", ASSAY_AXES_BATCH_FIRST,
+     EQUAL},
+    {CLIPPED_HEADS, "self_attn.clip_k.dx", "self_attention.k_layernorm.y.grad", ASSAY_AXES_BATCH_FIRST,
+     EQUAL},
+    {CLIPPED_HEADS, "self_attn.clip_v.dx", "self_attention.qkv_split.v.grad", ASSAY_AXES_BATCH_FIRST, EQUAL},
     {DENSE, "mlp.activation.dy", "mlp.activation.y.grad", ASSAY_AXES_BATCH_FIRST, EQUAL},
     {DENSE, "mlp.activation.dx", "mlp.linear_fc1.y.grad", ASSAY_AXES_BATCH_FIRST, EQUAL},
     {MOE, "mlp.gate.dy", "mlp.router.gating.y.grad", ASSAY_AXES_BATCH_FIRST, EQUAL},
@@ -295,9 +318,13 @@ static bool holds(condition when, const assay_model_config *c, int64_t layer)
     case NORMED:
         return c->qk_layernorm;
     case PLAIN_HEADS:
-        return !assay_config_is_mla(c) && (!c->qk_layernorm || c->qk_layernorm_full_width);
+        return !assay_config_is_mla(c) && !c->qk_layernorm && !(c->clip_qkv > 0.0);
     case NORMED_HEADS:
-        return c->qk_layernorm && !c->qk_layernorm_full_width;
+        return c->qk_layernorm && !(c->clip_qkv > 0.0);
+    case CLIPPED_HEADS:
+        return c->clip_qkv > 0.0;
+    case UNCLIPPED_HEADS:
+        return !assay_config_is_mla(c) && !(c->clip_qkv > 0.0);
     case WHOLE_HEADS:
         return !assay_config_is_mla(c);
     case MLA:
