@@ -1,157 +1,14 @@
 /* `assay certify --cu FILE --launch TEXT`: a plain CUDA file as a library of the interface.  A file is written beside the work that
  * includes FILE, checks a call as parity/assay_kernel.h asks, gives the operation's slots, attributes and symbols their names as
  * variables, and launches what TEXT says; launch_compile.c makes a library of it, for the simulator or for a device. */
-#include "parity/certify/certify.h"
+#include "parity/certify/launch.h"
 
-#include <ctype.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-enum { SYMBOL = 16, SYMBOLS = 32, SHAPES = 256, BUILT = 128 };
-
-typedef struct shim {
-    FILE *out;
-    const assay_op *op;
-    char symbol[SYMBOLS][SYMBOL]; /* bound so far */
-    int n_symbols;
-} shim;
-
-/* --- names ---------------------------------------------------------------------------------------------------- */
-
-/* A slot or an attribute as a variable: "do" is a word of the language. */
-static const char *variable(const char *name, char out[64])
-{
-    static const char *const words[] = {"do", "default", "int", "float", "double", "const", "act"};
-    bool word = false;
-    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
-        word = word || strcmp(name, words[i]) == 0;
-    snprintf(out, 64, "%.60s%s", name, word ? "_" : "");
-    return out;
-}
-
-static bool has_word(const char *text, const char *word)
-{
-    const size_t n = strlen(word);
-    for (const char *p = text; (p = strstr(p, word)) != NULL; p += n)
-        if ((p == text || !(isalnum((unsigned char)p[-1]) || p[-1] == '_')) &&
-            !(isalnum((unsigned char)p[n]) || p[n] == '_'))
-            return true;
-    return false;
-}
-
-static bool bound(const shim *s, const char *symbol)
-{
-    for (int i = 0; i < s->n_symbols; i++)
-        if (strcmp(s->symbol[i], symbol) == 0)
-            return true;
-    return false;
-}
-
-/* Whether every symbol of an expression ("2*F") has its value. */
-static bool computable(const shim *s, const char *expression)
-{
-    for (const char *p = expression; *p != '\0';) {
-        char symbol[SYMBOL] = "";
-        size_t n = 0;
-        while (isalpha((unsigned char)p[n]) && n + 1 < sizeof symbol) {
-            symbol[n] = p[n];
-            n++;
-        }
-        if (n > 0 && !bound(s, symbol))
-            return false;
-        p += n > 0 ? n : 1;
-    }
-    return true;
-}
-
-static bool is_symbol(const char *expression)
-{
-    return strspn(expression, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz") == strlen(expression);
-}
-
-/* --- a slot --------------------------------------------------------------------------------------------------- */
-static const char *type_of(const assay_op_slot *slot, const char **dtype)
-{
-    switch (slot->dtype) {
-    case ASSAY_CLASS_ACT:
-    case ASSAY_CLASS_PAR:
-        *dtype = "c->act";
-        return "act";
-    case ASSAY_CLASS_F32:
-        *dtype = "ASSAY_KERNEL_F32";
-        return "float";
-    case ASSAY_CLASS_F64:
-        *dtype = "ASSAY_KERNEL_F64";
-        return "double";
-    case ASSAY_CLASS_I64:
-        *dtype = "ASSAY_KERNEL_I64";
-        return "int64_t";
-    default:
-        return NULL;
-    }
-}
-
-/* Extents by dimension, in the row's words; how many, -1: a form that is not known here. */
-static int split_shape(const char *shape, char out[ASSAY_OP_DIMS][32])
-{
-    int n = 0;
-    for (const char *p = shape; *p != '\0' || n == 0;) {
-        const size_t length = strcspn(p, ",");
-        if (n == ASSAY_OP_DIMS || length == 0 || length >= 32 ||
-            strspn(p, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789*/+()") < length)
-            return -1;
-        memcpy(out[n], p, length);
-        out[n++][length] = '\0';
-        p += length;
-        p += *p == ',';
-    }
-    return n;
-}
-
-static assay_status write_slot(shim *s, int index)
-{
-    const assay_op_slot *slot = &s->op->slots[index];
-    char name[64], dims[ASSAY_OP_DIMS][32];
-    const char *dtype = "", *type = type_of(slot, &dtype);
-    const int n = split_shape(slot->shape, dims);
-    ASSAY_CHECK(type != NULL && n >= 0 && !slot->optional && !slot->numbered, ASSAY_UNSUPPORTED,
-                "--cu: slot %s of %s (optional, of several pieces, or of a dtype or shape that follows from "
-                "others) is not written for a launch: write the C interface (parity/assay_kernel.h)",
-                slot->name, s->op->name);
-    fprintf(s->out, "    ASSAY_TRY_CODE(check(c->slot[%d], %s, %d));\n", index, dtype, n);
-    for (int d = 0; d < n; d++) {
-        if (is_symbol(dims[d]) && !bound(s, dims[d]) && s->n_symbols < SYMBOLS) {
-            fprintf(s->out, "    const int64_t %s = c->slot[%d]->shape[%d];\n    (void)%s;\n", dims[d], index,
-                    d, dims[d]);
-            snprintf(s->symbol[s->n_symbols++], SYMBOL, "%.15s", dims[d]);
-        } else if (computable(s, dims[d])) {
-            fprintf(
-                s->out,
-                "    if (c->slot[%d]->shape[%d] != (int64_t)(%s))\n        return ASSAY_KERNEL_INVALID;\n",
-                index, d, dims[d]);
-        }
-    }
-    variable(slot->name, name);
-    fprintf(s->out, "    %s *%s = (%s *)c->slot[%d]->data;\n    (void)%s;\n", type, name, type, index, name);
-    return ASSAY_OK;
-}
-
-static void write_attr(const shim *s, int index)
-{
-    const assay_op_attr *attr = &s->op->attrs[index];
-    char name[64];
-    variable(attr->name, name);
-    if (bound(s, attr->name))
-        return;
-    if (attr->type == ASSAY_ATTR_DOUBLE)
-        fprintf(s->out, "    const double %s = c->attr[%d]->number;\n    (void)%s;\n", name, index, name);
-    else if (attr->type == ASSAY_ATTR_INT || attr->type == ASSAY_ATTR_BOOL)
-        fprintf(s->out, "    const int64_t %s = c->attr[%d]->integer;\n    (void)%s;\n", name, index, name);
-    else if (attr->type == ASSAY_ATTR_WORD)
-        fprintf(s->out, "    const char *%s = c->attr[%d]->word;\n    (void)%s;\n", name, index, name);
-}
+enum { SHAPES = 256, BUILT = 128 };
 
 /* --- the file ------------------------------------------------------------------------------------------------- */
 static const char head[] =
@@ -184,19 +41,29 @@ static const char *const act_name[] = {"F32", "BF16"}, *const act_type[] = {"flo
 /* The dtypes of activations: both where the launch says `act`, else the one that it names (float where it names none). */
 static unsigned dtypes_of(const char *launch)
 {
-    return has_word(launch, "act")                                                ? 3u
-           : has_word(launch, "__nv_bfloat16") || has_word(launch, "nv_bfloat16") ? 2u
-                                                                                  : 1u;
+    return launch_has_word(launch, "act")                                                       ? 3u
+           : launch_has_word(launch, "__nv_bfloat16") || launch_has_word(launch, "nv_bfloat16") ? 2u
+                                                                                                : 1u;
+}
+
+/* Whether an extent of a slot is written with the symbol. */
+static bool is_extent(const assay_op *op, const char *symbol)
+{
+    bool found = false;
+    for (int i = 0; i < assay_op_n_slots(op); i++)
+        found = found || launch_has_word(op->slots[i].shape, symbol);
+    return found;
 }
 
 /* What the launch takes: sizes of 0 make launches of no blocks, which are errors. */
-static assay_status shapes_of(const certify_options *o, const shim *s, char out[SHAPES])
+static assay_status shapes_of(const certify_options *o, const launch_file *s, char out[SHAPES])
 {
     int n = 0;
     out[0] = '\0';
     for (int i = 0; i < s->n_symbols && o->shapes[0] == '\0'; i++)
-        n += snprintf(out + n, n < SHAPES ? (size_t)(SHAPES - n) : 0, "%s%s>=1", i > 0 ? " " : "",
-                      s->symbol[i]);
+        if (is_extent(s->op, s->symbol[i]))
+            n += snprintf(out + n, n < SHAPES ? (size_t)(SHAPES - n) : 0, "%s%s>=1", n > 0 ? " " : "",
+                          s->symbol[i]);
     if (o->shapes[0] != '\0')
         n = snprintf(out, SHAPES, "%s", o->shapes);
     ASSAY_CHECK(
@@ -207,7 +74,7 @@ static assay_status shapes_of(const certify_options *o, const shim *s, char out[
 }
 
 /* The conditions as C++: one '=' alone is two. */
-static void write_conditions(const shim *s, const char *shapes)
+static void write_conditions(const launch_file *s, const char *shapes)
 {
     for (const char *p = shapes; *p != '\0'; p += strspn(p, " ")) {
         fputs("    if (!(", s->out);
@@ -222,19 +89,15 @@ static void write_conditions(const shim *s, const char *shapes)
 /* A launch that names `stream` is enqueued there.  One that does not runs on the default stream, and the call waits for both. */
 static bool names_stream(const certify_options *o)
 {
-    return has_word(o->launch, "stream");
+    return launch_has_word(o->launch, "stream");
 }
 
-static assay_status write_run(shim *s, int act, const certify_options *o)
+static assay_status write_run(launch_file *s, int act, const certify_options *o)
 {
     char shapes[SHAPES];
     fprintf(s->out, "static int32_t run_%s(const assay_kernel_call *c)\n{\n    using act = %s;\n",
             act_name[act], act_type[act]);
-    s->n_symbols = 0;
-    for (int i = 0; i < assay_op_n_slots(s->op); i++)
-        ASSAY_TRY(write_slot(s, i));
-    for (int i = 0; i < assay_op_n_attrs(s->op); i++)
-        write_attr(s, i);
+    ASSAY_TRY(launch_write_variables(s));
     ASSAY_TRY(shapes_of(o, s, shapes));
     write_conditions(s, shapes);
     fprintf(s->out,
@@ -248,7 +111,7 @@ static assay_status write_run(shim *s, int act, const certify_options *o)
 }
 
 /* Any order of a sum in F32: --suggest says what is tighter. */
-static void write_outputs(const shim *s)
+static void write_outputs(const launch_file *s)
 {
     int n = 0;
     fprintf(s->out, "static const assay_kernel_output outputs[] = {\n");
@@ -270,7 +133,7 @@ static assay_status write_file(const certify_options *o, const char *file, const
 {
     const unsigned dtypes = dtypes_of(o->launch);
     char shapes[SHAPES] = "";
-    shim s = {.out = fopen(path, "wxe"), .op = assay_op_find(o->operation)};
+    launch_file s = {.out = fopen(path, "wxe"), .op = assay_op_find(o->operation)};
     ASSAY_CHECK(s.out != NULL, ASSAY_IO, "%s: %s", path, strerror(errno));
     assay_status st = ASSAY_OK;
     fprintf(s.out,

@@ -1,4 +1,5 @@
 /* assay certify --cu: a plain CUDA file and its launch. */
+#include "core/model/ops.h"
 #include "tests/support/certify.h"
 
 #include <sys/stat.h>
@@ -69,6 +70,61 @@ Test(certify_cu, wrong_kernels_fail_and_say_how)
                   r.out);
         cli_free(&r);
     }
+}
+
+/* The written file holds a dimension of a slot, or an attribute, to what the row says. */
+static void expect_held(const char *text, const char *op, const char *what, int index, int d)
+{
+    char line[96];
+    if (d < 0)
+        snprintf(line, sizeof line, "if (c->attr[%d]->integer != (int64_t)(%s))", index, what);
+    else
+        snprintf(line, sizeof line, "if (c->slot[%d]->shape[%d] != (int64_t)(%s))", index, d, what);
+    cr_expect_not_null(strstr(text, line), "%s: no line '%s'", op, line);
+}
+
+static void expect_all_held(const assay_op *op)
+{
+    char path[96];
+    snprintf(path, sizeof path, "kept.%s/launch.cu", op->name);
+    char *text = cli_read(cli_file(path));
+    for (int i = 0; i < assay_op_n_slots(op); i++) {
+        char shape[64], *rest = NULL;
+        int d = 0;
+        snprintf(shape, sizeof shape, "%s", op->slots[i].shape);
+        for (char *dim = strtok_r(shape, ",", &rest); dim != NULL; dim = strtok_r(NULL, ",", &rest))
+            expect_held(text, op->name, dim, i, d++);
+    }
+    for (int i = 0; i < assay_op_n_attrs(op); i++)
+        if (op->attrs[i].symbol != NULL)
+            expect_held(text, op->name, op->attrs[i].symbol, i, -1);
+    free(text);
+}
+
+/* A kernel that does nothing: what refuses the illegal calls of every operation is the written file. */
+Test(certify_cu, every_extent_of_every_operation_is_held)
+{
+    int taken = 0;
+    cli_write_text(cli_file("nothing.cu"), "__global__ void nothing() {}\n");
+    for (int i = 0; assay_op_at(i) != NULL; i++) {
+        const assay_op *op = assay_op_at(i);
+        cli_result r = cli_run(
+            "certify --seeds 1 --keep kept.%s --cu nothing.cu --operation %s --launch nothing<<<1,1>>>()",
+            op->name, op->name);
+        if (r.code == 2) {
+            cr_expect(strstr(r.err, "is not written for a launch") != NULL ||
+                          strstr(r.err, "that is no collective") != NULL,
+                      "%s: %s", op->name, r.err);
+        } else {
+            cr_expect_eq(r.code, 1, "%s: exit code %d\n%s%s", op->name, r.code, r.out, r.err);
+            cr_expect(certify_passed(&r, "arguments") && certify_passed(&r, "accepts"), "%s:\n%s", op->name,
+                      r.out);
+            expect_all_held(op);
+            taken++;
+        }
+        cli_free(&r);
+    }
+    cr_expect_geq(taken, 40, "%d operations", taken);
 }
 
 Test(certify_cu, refused_by_name)
