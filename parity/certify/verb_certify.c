@@ -117,20 +117,19 @@ static assay_status make_work(const certify_options *o, char work[ASSAY_PATH])
 /* Report, page and, where everything passed, a certificate. */
 static assay_status write_files(const certify_options *o, const certify_result *r, const certify_key *key)
 {
-    char path[ASSAY_PATH + 128];
-    const char *tier = json_string_value(json_object_get(r->where, "tier"));
-    const char *name = json_string_value(json_object_get(r->subject, "symbol"));
+    char path[ASSAY_PATH + 128], stem[CERTIFY_STEM];
     if (o->out[0] == '\0')
         return ASSAY_OK;
-    snprintf(path, sizeof path, "%.900s/%s-%s-%s.html", o->out, r->op->name, name, tier);
+    certify_file_stem(r, stem);
+    if (!certify_passes(r))
+        certify_remove_older(r, o->out);
+    snprintf(path, sizeof path, "%.760s/%s.html", o->out, stem);
     ASSAY_TRY(certify_html(r, path));
-    snprintf(path, sizeof path, "%.900s/%s-%s-%s.json", o->out, r->op->name, name, tier);
     if (!certify_passes(r)) {
-        /* an older one of this kernel says what is no longer so */
-        (void)unlink(path);
         printf("no certificate: a trial failed\n");
         return ASSAY_OK;
     }
+    snprintf(path, sizeof path, "%.760s/%s.json", o->out, stem);
     ASSAY_TRY(certify_certificate_write(r, key, o->valid_days, path));
     printf("certificate: %s\n", path);
     return ASSAY_OK;

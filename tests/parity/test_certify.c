@@ -112,7 +112,7 @@ Test(certify, refusals)
 }
 
 /* --- certificates --------------------------------------------------------------------------------------------- */
-static const char certificate[] = "certs/rmsnorm_fwd-example_rmsnorm-host.json";
+static const char certificate[] = "certs/rmsnorm_fwd-rmsnorm.so-example_rmsnorm-host.json";
 
 static void make_certificate(void)
 {
@@ -262,7 +262,7 @@ Test(certify, shapes_that_leave_out_sizes)
 Test(certify, what_a_certificate_is_good_for)
 {
     make_certificate();
-    expect_code("verify --same-sources certs/rmsnorm_fwd-example_rmsnorm-host.json", 0,
+    expect_code("verify --same-sources certs/rmsnorm_fwd-rmsnorm.so-example_rmsnorm-host.json", 0,
                 "tier host, every shape, activations F32 BF16, 1 seed, issued");
     expect_code("gate --require rmsnorm_fwd --same-sources certs", 0,
                 "tier host, every shape, activations F32 BF16, 1 seed, 0 hours old");
@@ -290,15 +290,41 @@ Test(certify, what_a_certificate_is_good_for)
                 "MISSING  rmsnorm_fwd: tried with activations F32, expected --activations BF16");
 }
 
+/* A failing kernel removes what was said of it, under whatever name, and leaves what is said of a library with the same symbol. */
+Test(certify, a_certificate_is_of_one_library)
+{
+    static const char other[] = "certs/rmsnorm_fwd-other.so-example_rmsnorm-host.json",
+                      old[] = "certs/old.json";
+    json_t *whole = NULL;
+    make_certificate();
+    cli_copy(EXAMPLES "/rmsnorm.so", cli_file("other.so"));
+    expect_code("certify --seeds 1 --out certs --so ./other.so:example_rmsnorm", 0, other);
+    cr_expect(cli_exists(cli_file(certificate)) && cli_exists(cli_file(other)));
+    cli_copy(cli_file(other), cli_file(old)); /* as an earlier version would have called it */
+    cli_copy(ASSAY_KERNELS "/broken_rmsnorm.so", cli_file("other.so"));
+    /* of another symbol: nobody's certificate is touched */
+    expect_code("certify --seeds 1 --fail-fast --out certs --so ./other.so:no_eps", 1, "no certificate");
+    cr_expect(cli_exists(cli_file(certificate)) && cli_exists(cli_file(other)) && cli_exists(cli_file(old)));
+    /* the same subject, which fails now */
+    cr_assert_eq(assay_json_load(&whole, cli_file(other)), ASSAY_OK);
+    json_t *subject = json_object_get(json_object_get(whole, "certificate"), "subject");
+    json_object_set_new(subject, "symbol", json_string("no_eps"));
+    cr_assert_eq(assay_json_save(whole, cli_file(old)), ASSAY_OK);
+    json_decref(whole);
+    expect_code("certify --seeds 1 --fail-fast --out certs --so ./other.so:no_eps", 1, "no certificate");
+    cr_expect(cli_exists(cli_file(certificate)) && cli_exists(cli_file(other)));
+    cr_expect(!cli_exists(cli_file(old)), "that of the failing kernel is still there");
+}
+
 Test(certify, verify_and_gate)
 {
     make_certificate();
     char line[CLI_LINE];
-    expect_code("verify certs/rmsnorm_fwd-example_rmsnorm-host.json", 0, "good");
-    expect_code("verify --so " EXAMPLES "/rmsnorm.so certs/rmsnorm_fwd-example_rmsnorm-host.json", 0,
-                "of this file");
-    expect_code("verify --so " EXAMPLES "/linear.so certs/rmsnorm_fwd-example_rmsnorm-host.json", 1,
-                "SHA-256");
+    expect_code("verify certs/rmsnorm_fwd-rmsnorm.so-example_rmsnorm-host.json", 0, "good");
+    expect_code("verify --so " EXAMPLES "/rmsnorm.so certs/rmsnorm_fwd-rmsnorm.so-example_rmsnorm-host.json",
+                0, "of this file");
+    expect_code("verify --so " EXAMPLES "/linear.so certs/rmsnorm_fwd-rmsnorm.so-example_rmsnorm-host.json",
+                1, "SHA-256");
     expect_code("verify nothing.json", 2, NULL);
     expect_code("gate --require rmsnorm_fwd --tier host --max-age 30d certs", 0, "1 passed, 0 failed");
     expect_code("gate --require rmsnorm_fwd --tier gpu certs", 1, "only of another tier");

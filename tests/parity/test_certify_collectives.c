@@ -114,10 +114,10 @@ Test(certify_collectives, certificate)
                 "/collectives_of_tests.so:message_in_pieces");
     cli_expect_success(&r, "certify --out");
     cli_free(&r);
-    char *text = cli_read(cli_file("certs/send-message_in_pieces-host.json"));
+    char *text = cli_read(cli_file("certs/send-collectives_of_tests.so-message_in_pieces-host.json"));
     cr_expect(strstr(text, "\"ranks\":[1,2,3,4,5,8]") != NULL, "%s", text);
     free(text);
-    r = cli_run("verify certs/send-message_in_pieces-host.json");
+    r = cli_run("verify certs/send-collectives_of_tests.so-message_in_pieces-host.json");
     cli_expect_success(&r, "verify");
     cli_free(&r);
     r = cli_run("gate --require send,recv certs");

@@ -13,6 +13,7 @@ TestSuite(certify_cu, .init = certify_setup, .fini = cli_teardown, .timeout = 60
 
 Test(certify_cu, an_honest_kernel_is_certified)
 {
+    char path[CLI_LINE];
     cli_result r = cli_run("keygen");
     cli_expect_success(&r, "keygen");
     cli_free(&r);
@@ -22,12 +23,15 @@ Test(certify_cu, an_honest_kernel_is_certified)
                                          "arguments", "repeat", "special"};
     for (size_t i = 0; i < sizeof trials / sizeof *trials; i++)
         cr_expect(certify_passed(&r, trials[i]), "%s:\n%s", trials[i], r.out);
+    snprintf(path, sizeof path, "%s", certify_written(&r));
     cli_free(&r);
-    char *text = cli_read(cli_file("certs/rmsnorm_fwd-rms.cu-sim.json"));
+    cr_assert(strncmp(path, "certs/rmsnorm_fwd-rms.cu-", 25) == 0, "%s", path);
+    char *text = cli_read(cli_file(path));
     cr_expect_not_null(strstr(text, "\"kind\":\"source\""), "%s", text);
     cr_expect_not_null(strstr(text, "\"launch\":\"rms<act><<<T,256>>>(y,rstd,x,gamma,eps,H)\""), "%s", text);
     free(text);
-    r = cli_run("verify --key certs.pub %s", cli_file("certs/rmsnorm_fwd-rms.cu-sim.json"));
+    r = cli_run("verify %s", path);
+    cli_expect_success(&r, "verify");
     cli_free(&r);
     /* `float` where `act` could be: that dtype alone */
     r = cli_run("certify --seeds 1 --cu " RMS " --operation rmsnorm_fwd --shapes H%%2=0 "
@@ -35,6 +39,24 @@ Test(certify_cu, an_honest_kernel_is_certified)
     cr_expect(r.code == 1 || r.code == 0);
     cr_expect_not_null(strstr(r.out, "F32"));
     cr_expect_null(strstr(r.out, "BF16"), "%s", r.out);
+    cli_free(&r);
+}
+
+/* Another launch of the same file is another kernel. */
+Test(certify_cu, a_failed_launch_leaves_the_certificate_of_another)
+{
+    char path[CLI_LINE];
+    cli_result r = cli_run("keygen");
+    cli_free(&r);
+    r = cli_run("certify --seeds 1 --out certs --cu " RMS
+                " --operation rmsnorm_fwd --launch rms<float><<<T,64>>>(y,rstd,x,gamma,eps,H)");
+    cli_expect_success(&r, "a good launch");
+    snprintf(path, sizeof path, "%s", certify_written(&r));
+    cli_free(&r);
+    r = cli_run("certify --seeds 1 --fail-fast --out certs --cu " RMS
+                " --operation rmsnorm_fwd --launch rms<float><<<T,64>>>(y,rstd,x,gamma,2*eps,H)");
+    cr_expect_eq(r.code, 1, "%s%s", r.out, r.err);
+    cr_expect(cli_exists(cli_file(path)), "%s is removed", path);
     cli_free(&r);
 }
 
@@ -207,8 +229,8 @@ Test(certify_cu, a_compiler_for_a_device)
                 stand_in(ASSAY_BIN_DIR "/assay-cc -O2 -shared --with-simulator -I $include -o $out $source"));
     cli_expect_success(&r, "a compiler of the simulator");
     cr_expect(certify_passed(&r, "simulator") && certify_passed(&r, "stream"), "%s", r.out);
+    char *text = cli_read(cli_file(certify_written(&r)));
     cli_free(&r);
-    char *text = cli_read(cli_file("certs/rmsnorm_fwd-rms.cu-sim.json"));
     cr_expect_not_null(strstr(text, "\"built\":\"compiler 12.8, -O2 -arch=sm_90\""), "%s", text);
     free(text);
     r = cli_run("certify --cu " RMS " --operation rmsnorm_fwd --arch sm_80 --compiler %s " LAUNCH,

@@ -56,7 +56,7 @@ Test(certify_device, the_example_is_certified)
     for (size_t i = 0; i < sizeof trials / sizeof *trials; i++)
         cr_expect(certify_passed(&r, trials[i]), "%s:\n%s", trials[i], r.out);
     cli_free(&r);
-    char *text = cli_read(cli_file("certs/rmsnorm_fwd-example_rmsnorm_fwd-sim.json"));
+    char *text = cli_read(cli_file("certs/rmsnorm_fwd-k.so-example_rmsnorm_fwd-sim.json"));
     static const char *const words[] = {
         "\"tier\":\"sim\"",         "\"device\":\"assay simulated device (compute capability 9.0)\"",
         "\"driver\":\"CUDA 13.0\"", "\"toolkit\":\"CUDA 13.0\"",
@@ -65,7 +65,7 @@ Test(certify_device, the_example_is_certified)
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
         cr_expect_not_null(strstr(text, words[i]), "%s in\n%s", words[i], text);
     free(text);
-    r = cli_run("verify --key certs.pub --so ./k.so certs/rmsnorm_fwd-example_rmsnorm_fwd-sim.json");
+    r = cli_run("verify --key certs.pub --so ./k.so certs/rmsnorm_fwd-k.so-example_rmsnorm_fwd-sim.json");
     cli_free(&r);
     r = cli_run("certify --seeds 1 --so ./k.so:example_rmsnorm_bwd");
     cli_expect_success(&r, "backward");
@@ -414,7 +414,7 @@ Test(certify_device, throughput)
     cr_expect_not_null(strstr(r.out, "  n=1048576\n"), "%s", r.out);
     cr_expect_null(strstr(r.out, "- throughput"), "%s", r.out);
     cli_free(&r);
-    json_t *whole = json_load_file(cli_file("certs/add-takes_3_ms-gpu.json"), 0, NULL);
+    json_t *whole = json_load_file(cli_file("certs/add-other_runtime.so-takes_3_ms-gpu.json"), 0, NULL);
     const json_t *t = json_object_get(json_object_get(whole, "certificate"), "throughput"),
                  *rows = json_object_get(t, "rows");
     cr_assert_eq(json_array_size(rows), 2); /* F32, BF16 */
@@ -437,7 +437,7 @@ Test(certify_device, throughput)
         cr_expect_eq(json_integer_value(json_object_get(engine, "variant")), 2);
     }
     json_decref(whole);
-    r = cli_run("verify certs/add-takes_3_ms-gpu.json");
+    r = cli_run("verify certs/add-other_runtime.so-takes_3_ms-gpu.json");
     cli_expect_success(&r, "verify");
     cli_free(&r);
 }

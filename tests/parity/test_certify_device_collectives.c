@@ -51,7 +51,7 @@ Test(certify_device_collectives, the_example_is_certified)
         cr_expect(s > 0 || (certify_passed(&r, "ranks") && certify_passed(&r, "workspace")), "%s", r.out);
         cli_free(&r);
     }
-    char *text = cli_read(cli_file("certs/all_reduce-example_all_reduce_device-sim.json"));
+    char *text = cli_read(cli_file("certs/all_reduce-k.so-example_all_reduce_device-sim.json"));
     cr_expect(strstr(text, "\"memory\":\"device\"") != NULL &&
                   strstr(text, "\"ranks\":[1,2,3,4,5,8]") != NULL &&
                   strstr(text, "\"probe\":{\"functions\"") != NULL,

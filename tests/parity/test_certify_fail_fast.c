@@ -88,8 +88,8 @@ Test(certify_fail_fast, an_honest_kernel_is_tried_to_the_end)
     read_counts(&r, &calls, &runs);
     cr_expect_eq(runs, all, "%lld runs are counted, %lld without --fail-fast", runs, all);
     cr_expect_not_null(strstr(r.out, expected), "expected\n%sfound\n%s", expected, r.out);
-    cr_expect_eq(access(cli_file("certs/rmsnorm_fwd-honest-host.json"), F_OK), 0, "no certificate\n%s",
-                 r.out);
+    cr_expect_eq(access(cli_file("certs/rmsnorm_fwd-broken_rmsnorm.so-honest-host.json"), F_OK), 0,
+                 "no certificate\n%s", r.out);
     free(expected);
     cli_free(&r);
 }

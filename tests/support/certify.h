@@ -33,6 +33,17 @@ static inline bool certify_passed(const cli_result *r, const char *trial)
     return strstr(r->out, line) != NULL;
 }
 
+/* The certificate that a run wrote, as it says; "" where it wrote none. */
+static inline const char *certify_written(const cli_result *r)
+{
+    static char path[CLI_LINE];
+    static const char word[] = "\ncertificate: ";
+    const char *at = strstr(r->out, word);
+    snprintf(path, sizeof path, "%.*s", at != NULL ? (int)strcspn(at + sizeof word - 1, "\n") : 0,
+             at != NULL ? at + sizeof word - 1 : "");
+    return path;
+}
+
 /* Part of an example, replaced. */
 typedef struct certify_change {
     const char *is, *becomes;
