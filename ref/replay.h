@@ -93,8 +93,10 @@ void ref_replay_free(ref_replay_result *r);
 void ref_bound_sum(double *y, double *bound, const double *const *pieces, int n, int64_t count,
                    const assay_arith *arith, assay_dtype hop);
 
+/* In place of the bound of an infinite y: as the formula's terms are grouped, a NaN is as right. */
+#define REF_OR_NAN (-HUGE_VAL)
 /* |yhat - y| <= B + ulp_t(|y|+B)/2, NaN fails; overflow of |y|+B admits infinities; non-finite y demands the
- * same class. *ratio: |yhat - y| / (B + ulp/2), infinity when it must fail; a zero allowance with zero error
+ * same class, or one of two (REF_OR_NAN). *ratio: |yhat - y| / (B + ulp/2), infinity when it must fail; a zero allowance with zero error
  * gives 0. */
 bool ref_admissible(double yhat, double y, double bound, assay_dtype stored, double *ratio);
 /* The same of finite numbers, where err = |yhat - y| and half = ulp_t(|y|+B)/2 are known. */

@@ -1,6 +1,6 @@
 /* Bounds of AdamW, element-wise.  No declaration names how the formula is grouped, so the bound is the larger of
  * those of the two ways in use: the paper's, p - lr (u + wd p), and PyTorch's, p (1 - lr wd) - lr u with
- * m + (1 - beta1) (g - m) for the first moment. */
+ * m + (1 - beta1) (g - m) for the first moment.  Where one way gives an infinity and the other no number, both are right. */
 #include "ref/bounds/bounds.h"
 #include "ref/fast/vector.h"
 
@@ -45,17 +45,25 @@ adamw_body(const step *s, int64_t first, int64_t end, const bool SCALED, const b
                                 iv_add(n, old, iv_mul(n, r1, iv_sub(n, g, old))));
         const ref_iv v = iv_add(n, iv_mul(n, b2, iv_exact(v_in[i])), iv_mul(n, iv_mul(n, r2, g), g));
         ref_iv u = iv_div_by(n, m, c1);
-        u = iv_div(n, u, iv_add(n, iv_sqrt(n, iv_div_by(n, v, c2)), eps));
+        const ref_iv below = iv_add(n, iv_sqrt(n, iv_div_by(n, v, c2)), eps);
+        u = iv_div(n, u, below);
         const ref_iv apart = iv_sub(n, iv_mul(n, kept, was), iv_mul(n, lr, u));
         if (DECAYED)
             u = iv_add(n, u, iv_mul(n, decay, was));
         const ref_iv together = iv_sub(n, was, iv_mul(n, lr, u));
         const ref_iv p = DECAYED ? either(together, apart) : together;
-        /* one more rounding of the step: lr/c1 and sqrt(v)/sqrt(c2) are legal ways to group the factors */
-        const ref_iv next = {p.v, p.b + 2.0 * n->u * fabs(lr.v * u.v)};
+        /* one more rounding of the step: lr/c1 and sqrt(v)/sqrt(c2) are legal ways to group the factors; (lr/c1) m divided last may
+         * have underflowed before: half an eta over what divides it, the other half for the roundings behind */
+        const double least = below.v - below.b;
+        const double lost = least > 0.0 ? n->eta / least : HUGE_VAL;
+        const ref_iv next = {isinf(was.v) ? apart.v : p.v, p.b + 2.0 * n->u * fabs(lr.v * u.v) + lost};
         ref_pair_set(exp_avg, i, m, n);
         ref_pair_set(exp_avg_sq, i, v, n);
         ref_pair_set(param, i, next, n);
+        /* Of an infinite moment the second way subtracts it from itself, of an infinite parameter the first. */
+        const bool of_moment = isinf(old.v), of_either = of_moment || isinf(was.v);
+        exp_avg.b[i] = of_moment && isinf(m.v) ? REF_OR_NAN : exp_avg.b[i];
+        param.b[i] = of_either && isinf(next.v) ? REF_OR_NAN : param.b[i];
     }
 }
 

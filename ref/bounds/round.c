@@ -40,7 +40,7 @@ bool ref_admissible(double yhat, double y, double bound, assay_dtype stored, dou
 {
     *ratio = HUGE_VAL;
     if (!isfinite(y)) {
-        const bool same = isnan(y) ? isnan(yhat) : yhat == y;
+        const bool same = isnan(y) ? isnan(yhat) : yhat == y || (bound == REF_OR_NAN && isnan(yhat));
         if (same)
             *ratio = 0.0;
         return same;

@@ -1,0 +1,33 @@
+/* Kernels of tests/certify/missed.c, which are right in most calls: assay certify asks the others. */
+#include "tests/support/certify.h"
+
+TestSuite(certify_missed, .init = certify_setup, .fini = cli_teardown, .timeout = 500);
+
+static void expect_missed(const char *const symbols[][2], size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        cli_result r = cli_run("certify --seeds 1 --so " ASSAY_KERNELS "/missed.so:%s", symbols[i][0]);
+        cr_expect(r.code == 1 && certify_failed(&r, symbols[i][1]), "%s: expected trial %s to fail\n%s%s",
+                  symbols[i][0], symbols[i][1], r.out, r.err);
+        cli_free(&r);
+    }
+}
+
+static void expect_clean(const char *const *symbols, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        cli_result r = cli_run("certify --seeds 1 --so " ASSAY_KERNELS "/missed.so:%s", symbols[i]);
+        cli_expect_success(&r, symbols[i]);
+        cli_free(&r);
+    }
+}
+
+/* PyTorch divides the rate's product with the moment, which may have underflowed, and leaves an infinite parameter one. */
+Test(certify_missed, adamw_as_pytorch_writes_it)
+{
+    static const char *const wrong[][2] = {{"adamw_largest_for_infinity", "special"},
+                                           {"adamw_flushes", "local"}};
+    static const char *const clean[] = {"adamw_as_pytorch"};
+    expect_clean(clean, 1);
+    expect_missed(wrong, sizeof wrong / sizeof *wrong);
+}
