@@ -703,5 +703,14 @@ const parity_ask_row parity_ask_table[] = {
     {"mla_rope_q_bwd", {{.name = "dy"}, TURN_SLOTS}, MLA_Q_SIZES},
     {"mla_rope_kv_fwd", {{.name = "kv"}, {.name = "k_pos_emb"}, TURN_SLOTS}, MLA_KV_SIZES},
     {"mla_rope_kv_bwd", {{.name = "dk"}, {.name = "dv"}, TURN_SLOTS}, MLA_KV_SIZES},
+    {"adamw", /* first steps: both corrections are far from 1, and eps is of the size of what it is added to */
+     {{.name = "main_param_in"},
+      {.name = "exp_avg_in", .scale = 1e-3},
+      {SLOT("exp_avg_sq_in", POSITIVE), .scale = 1e-6},
+      {.name = "grad", .scale = 1e-2},
+      {SLOT("grad_scale", POSITIVE), .when = "clipped"}},
+     {"n=300 clipped=0 | lr=1e-2 beta1=0.9 eps=1e-3 beta2=0.999 weight_decay=0.1 step=1",
+      "n=35 clipped=1 | lr=1e-2 beta1=0.9 eps=1e-8 beta2=0.999 weight_decay=0.0 step=1",
+      "n=35 clipped=0 | lr=1e-2 beta1=0.9 eps=1e-3 beta2=0.999 weight_decay=0.0 step=2"}},
     {.op = NULL},
 };

@@ -22,6 +22,16 @@ static void expect_clean(const char *const *symbols, size_t n)
     }
 }
 
+/* Two known faults: eps inside what the correction divides, and none at the first step. */
+Test(certify_missed, first_steps)
+{
+    static const char *const wrong[][2] = {{"adamw_eps_before_correction", "local"},
+                                           {"adamw_first_step_uncorrected", "local"}};
+    static const char *const clean[] = {"adamw_honest"};
+    expect_missed(wrong, sizeof wrong / sizeof *wrong);
+    expect_clean(clean, 1);
+}
+
 /* PyTorch divides the rate's product with the moment, which may have underflowed, and leaves an infinite parameter one. */
 Test(certify_missed, adamw_as_pytorch_writes_it)
 {
