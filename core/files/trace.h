@@ -138,6 +138,8 @@ int assay_trace_world(const assay_trace *t);
 bool assay_trace_is_foreign(const assay_trace *t);
 /* Why this rank's run ended before it was done; its finished steps are there.  NULL: it was done. */
 const char *assay_trace_aborted(const assay_trace *t, int rank);
+/* What the recorder of a rank says of its own trace: an array of {"kind", "text"}, or NULL. */
+const json_t *assay_trace_notes(const assay_trace *t, int rank);
 /* Ops of a rank in order of execution. */
 int64_t assay_trace_n_ops(const assay_trace *t, int rank);
 const assay_trace_op *assay_trace_op_at(const assay_trace *t, int rank, int64_t index);

@@ -22,6 +22,7 @@ typedef struct rank_records {
     assay_tensorfile **files; /* one per step that has data, in order */
     int64_t open_step;        /* step of the last of them, -1 */
     char aborted[256];        /* what the end marker says, or "" */
+    json_t *notes;            /* the end marker's, or NULL */
     bool *verified;           /* contents of the open file whose hash is their key: many records share one */
     assay_trace_parts *parts; /* while its lines are read */
 } rank_records;
@@ -64,6 +65,11 @@ bool assay_trace_is_foreign(const assay_trace *t)
 const char *assay_trace_aborted(const assay_trace *t, int rank)
 {
     return t->ranks[rank].aborted[0] != '\0' ? t->ranks[rank].aborted : NULL;
+}
+
+const json_t *assay_trace_notes(const assay_trace *t, int rank)
+{
+    return t->ranks[rank].notes;
 }
 
 int64_t assay_trace_n_ops(const assay_trace *t, int rank)
@@ -309,14 +315,38 @@ static assay_status check_end_member(const json_t *line, const char *key, int64_
     return ASSAY_OK;
 }
 
+static assay_status read_notes(rank_records *r, const json_t *line)
+{
+    static const char *const members[] = {"kind", "text", NULL};
+    json_t *notes = json_object_get(line, "notes");
+    if (notes == NULL || json_is_null(notes))
+        return ASSAY_OK;
+    ASSAY_CHECK(json_is_array(notes), ASSAY_FORMAT, "end marker: notes: expected a list");
+    for (size_t i = 0; i < json_array_size(notes); i++) {
+        char kind[16], text[512];
+        json_t *note = json_array_get(notes, i);
+        ASSAY_TRY(assay_json_only(note, members, "end marker: notes"));
+        ASSAY_TRY(assay_json_get_string(note, "kind", true, "end marker: notes", kind, sizeof kind));
+        ASSAY_TRY(assay_json_get_string(note, "text", true, "end marker: notes", text, sizeof text));
+        ASSAY_CHECK(
+            strcmp(kind, "note") == 0 || strcmp(kind, "not_judged") == 0 || strcmp(kind, "incomplete") == 0,
+            ASSAY_FORMAT,
+            "end marker: notes: kind: expected \"note\", \"not_judged\" or \"incomplete\", found \"%s\"",
+            kind);
+    }
+    r->notes = json_incref(notes);
+    return ASSAY_OK;
+}
+
 static assay_status read_end(const assay_trace *t, int rank, const json_t *line)
 {
-    static const char *const members[] = {"type", "rank",  "world_size", "tensors",
-                                          "ops",  "extra", "aborted",    NULL};
+    static const char *const members[] = {"type",  "rank",    "world_size", "tensors", "ops",
+                                          "extra", "aborted", "notes",      NULL};
     rank_records *r = &t->ranks[rank];
     ASSAY_TRY(assay_json_only(line, members, "end marker"));
     ASSAY_TRY(assay_json_get_string(line, "aborted", false, "end marker", r->aborted, sizeof r->aborted));
     assay_clean_text(r->aborted);
+    ASSAY_TRY(read_notes(r, line));
     ASSAY_TRY(check_end_member(line, "rank", rank));
     ASSAY_TRY(check_end_member(line, "world_size", t->world));
     ASSAY_TRY(check_end_member(line, "tensors", t->ranks[rank].n_tensors));
@@ -493,6 +523,7 @@ void assay_trace_close(assay_trace *t)
         free(r->ops);
         free(r->files);
         free(r->verified);
+        json_decref(r->notes);
     }
     free(t->ranks);
     json_decref(t->header);
