@@ -35,10 +35,22 @@ class RMSNorm(Norm):
             return 1e-6  # the inner norms of latent attention keep the default of their class
         if getattr(config, "rms_norm_eps", None) is not None:
             return float(config.rms_norm_eps)
+        own = self.own_eps()
+        return float(torch.finfo(x.dtype).eps) if own is None else own
+
+    def own_eps(self):
+        """What this module happens to hold."""
         for word in ("variance_epsilon", "eps", "epsilon"):
             if getattr(self.module, word, None) is not None:
                 return float(getattr(self.module, word))
-        return float(torch.finfo(x.dtype).eps)
+        return None
+
+    def attributes(self, x):
+        """Another eps in the module is recorded beside: too small for what a narrow dtype shows, it is wrong all the same."""
+        eps, own = self.eps(x), self.own_eps()
+        if own is not None and own != eps:
+            self.t.copy(f"{self.name}.eps", torch.tensor(own, dtype=torch.float64))
+        return {"eps": eps}
 
     def forward(self, args, kwargs, y):
         x = self.seen.pop("x", args[0] if args else next(iter(kwargs.values())))
@@ -55,7 +67,7 @@ class RMSNorm(Norm):
             gamma = self.t.copy(f"{self.name}.one_plus_weight", 1.0 + weight.detach().to(torch.promote_types(weight.dtype, FLOAT)))
         else:
             gamma = self.t.parameter(weight, f"{self.name}.weight")
-        inputs, attrs = {"x": self.input(x), "gamma": gamma}, {"eps": self.eps(x)}
+        inputs, attrs = {"x": self.input(x), "gamma": gamma}, self.attributes(x)
         self.t.op("rmsnorm_fwd", self.name, inputs, {"y": self.t.tensor(self.name, y)}, attrs, arith=arith, internal=["rstd"])
         alias = self.seen.pop("alias", None)
         if alias is None or not y.requires_grad:

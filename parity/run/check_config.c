@@ -181,6 +181,24 @@ static double eps_of(const char *instance, const assay_model_config *m)
     return m->layernorm_epsilon;
 }
 
+/* An eps that a module holds beside its operation's, recorded where it is another (docs/DEBUG.md): bfloat16 may not show it. */
+static void compare_module_eps(check_state *c, const assay_trace_tensor *t, const assay_model_config *m)
+{
+    char instance[ASSAY_NAME];
+    const size_t n = strlen(t->name);
+    if (n <= 4 || strcmp(t->name + n - 4, ".eps") != 0 || t->phase != ASSAY_PHASE_FORWARD ||
+        t->dtype != ASSAY_F64 || t->shard.ndim != 0 || t->data == NULL)
+        return;
+    snprintf(instance, sizeof instance, "%.*s", (int)(n - 4), t->name);
+    const double found = parity_decode(t->data, 0, t->dtype), expected = eps_of(instance, m);
+    if (fabs(found - expected) <= 1e-6 * fabs(expected))
+        c->passed[CHECK_ATTRIBUTES]++;
+    else
+        check_fail(c, CHECK_ATTRIBUTES,
+                   "rmsnorm_fwd of %s (rank %d, step %lld): its module holds eps %.9g, the model's is %.9g",
+                   instance, t->rank, (long long)t->step, found, expected);
+}
+
 assay_status check_attributes(check_state *c)
 {
     const assay_model_config *m = c->names->config;
@@ -199,5 +217,8 @@ assay_status check_attributes(check_state *c)
                 compare_flag(c, op, "pre_softmax", m->moe_router_pre_softmax);
             }
         }
+    for (int rank = 0; rank < assay_trace_world(c->trace); rank++)
+        for (int64_t i = 0; i < assay_trace_n_tensors(c->trace, rank); i++)
+            compare_module_eps(c, assay_trace_tensor_at(c->trace, rank, i), m);
     return ASSAY_OK;
 }
