@@ -82,8 +82,9 @@ static int verdict(const check_state *c, char sentence[CHECK_TEXT + 128])
     else
         snprintf(sentence, CHECK_TEXT + 128,
                  "RIGHT: %lld outputs of operations and %lld tensors of the run are within what their "
-                 "arithmetic allows.",
-                 (long long)c->passed[CHECK_OPERATIONS], (long long)c->passed[CHECK_WHOLE]);
+                 "arithmetic allows.%s",
+                 (long long)c->passed[CHECK_OPERATIONS], (long long)c->passed[CHECK_WHOLE],
+                 json_array_size(c->not_judged) > 0 ? "  (What was not judged is listed above.)" : "");
     return first != NULL ? 1 : checked == 0 || unchecked != NULL ? 2 : 0;
 }
 
@@ -119,12 +120,45 @@ static assay_status print_json(const check_state *c, const char *sentence, int c
                             json_pack("{s:I,s:I,s:I,s:s,s:s}", "passed", (json_int_t)c->passed[p], "failed",
                                       (json_int_t)c->failed[p], "skipped", (json_int_t)c->skipped[p], "first",
                                       c->first[p], "not_checked", c->unchecked[p]));
+    json_object_set(root, "not_judged", c->not_judged);
     json_object_set(root, "notes", c->notes);
     json_object_set_new(root, "more_notes", json_integer((json_int_t)c->more_notes));
     json_dumpf(root, out, JSON_INDENT(1));
     fputc('\n', out);
     json_decref(root);
     return ASSAY_OK;
+}
+
+static bool is_listed(const json_t *texts, const char *text)
+{
+    for (size_t i = 0; i < json_array_size(texts); i++)
+        if (strcmp(json_string_value(json_array_get(texts, i)), text) == 0)
+            return true;
+    return false;
+}
+
+/* What the recorder says of its trace; ranks mostly say the same. */
+static void take_trace_notes(check_state *c)
+{
+    for (int rank = 0; rank < assay_trace_world(c->trace); rank++) {
+        const json_t *notes = assay_trace_notes(c->trace, rank);
+        for (size_t i = 0; i < json_array_size(notes); i++) {
+            char text[512], said[PARITY_TEXT];
+            const char *kind = json_string_value(json_object_get(json_array_get(notes, i), "kind"));
+            snprintf(text, sizeof text, "%s",
+                     json_string_value(json_object_get(json_array_get(notes, i), "text")));
+            assay_clean_text(text);
+            const bool not_judged = strcmp(kind, "not_judged") == 0;
+            snprintf(said, sizeof said, "%s%s", not_judged ? "not judged: " : "the recorder: ", text);
+            if (is_listed(c->notes, said) || is_listed(c->not_judged, text))
+                continue;
+            check_note(c, "%s", said);
+            if (not_judged)
+                json_array_append_new(c->not_judged, json_string(text));
+            if (strcmp(kind, "incomplete") == 0 && c->unchecked[CHECK_WHOLE][0] == '\0')
+                snprintf(c->unchecked[CHECK_WHOLE], PARITY_TEXT, "%s", text);
+        }
+    }
 }
 
 /* What cannot run again is said and leaves the other parts. */
@@ -136,7 +170,13 @@ static assay_status make_reference(check_state *c)
                  c->names->config->training.attention_dropout);
         return ASSAY_OK;
     }
-    const bool bf16 = strcmp(assay_trace_header_text(c->trace, "precision"), "bf16") == 0;
+    const char *precision = assay_trace_header_text(c->trace, "precision");
+    const bool bf16 = strcmp(precision, "bf16") == 0;
+    if (strstr(precision, "16") != NULL && !bf16) {
+        snprintf(c->unchecked[CHECK_WHOLE], PARITY_TEXT,
+                 "the run computed in %.40s, the reference knows how fp32 and bf16 round", precision);
+        return ASSAY_OK;
+    }
     const assay_status st = parity_reference_create(&c->reference, c->names, c->folder, c->index,
                                                     bf16 ? ASSAY_PRECISION_BF16 : ASSAY_PRECISION_FP32);
     if (st != ASSAY_UNSUPPORTED)
@@ -149,7 +189,7 @@ static assay_status make_reference(check_state *c)
 assay_status parity_check_run(const char *trace, const char *model, const char *map, bool json, FILE *out,
                               int *exit_code)
 {
-    check_state c = {.folder = model, .notes = json_array()};
+    check_state c = {.folder = model, .notes = json_array(), .not_judged = json_array()};
     assay_trace *t = NULL;
     char sentence[CHECK_TEXT + 128];
     assay_status st = ASSAY_OK;
@@ -165,11 +205,13 @@ assay_status parity_check_run(const char *trace, const char *model, const char *
     ASSAY_TRY_GOTO(parity_index_create(&c.index, t), st, done);
     if (!json)
         parity_say_aborted(t, out);
+    take_trace_notes(&c);
     ASSAY_TRY_GOTO(make_reference(&c), st, done);
     ASSAY_TRY_GOTO(check_configuration(&c), st, done);
     ASSAY_TRY_GOTO(check_weights(&c), st, done);
     ASSAY_TRY_GOTO(check_attributes(&c), st, done);
     ASSAY_TRY_GOTO(check_operations(&c), st, done);
+    ASSAY_TRY_GOTO(check_gradients(&c), st, done);
     ASSAY_TRY_GOTO(check_whole(&c), st, done);
     if (c.passed[CHECK_WHOLE] + c.failed[CHECK_WHOLE] == 0 && c.unchecked[CHECK_WHOLE][0] == '\0')
         snprintf(c.unchecked[CHECK_WHOLE], PARITY_TEXT, "no recorded tensor is one of the reference's");
@@ -187,6 +229,7 @@ done:
     parity_index_destroy(c.index);
     parity_aligner_destroy(c.names);
     assay_trace_close(t);
+    json_decref(c.not_judged);
     json_decref(c.notes);
     return st;
 }

@@ -27,6 +27,7 @@ typedef struct check_state {
     char unchecked[CHECK_PARTS][PARITY_TEXT];
     json_t *notes;      /* texts, CHECK_NOTES at the most ... */
     int64_t more_notes; /* ... and how many more there were */
+    json_t *not_judged; /* texts: what the recorder could not record as an operation */
 } check_state;
 
 #if defined(__GNUC__)
@@ -45,6 +46,8 @@ assay_status check_attributes(check_state *c);
 assay_status check_weights(check_state *c);
 assay_status check_operations(check_state *c);
 assay_status check_whole(check_state *c);
+/* That backwards left gradients of parameters, and that what an optimizer read is them: all, times one factor. */
+assay_status check_gradients(check_state *c);
 /* What a loss that is wrong looks like: other shifts of the labels, a factor; "": nothing known. */
 assay_status check_explain_loss(const check_state *c, int64_t microbatch, char text[PARITY_TEXT]);
 
