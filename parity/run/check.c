@@ -20,13 +20,19 @@ static const char *const part_units[CHECK_PARTS] = {"members", "parameters", "at
 
 void check_fail(check_state *c, check_part part, const char *fmt, ...)
 {
-    if (c->failed[part]++ > 0)
-        return;
+    const bool first = c->failed[part]++ == 0;
+    char text[CHECK_TEXT];
     va_list args;
+    if (!first && json_array_size(c->others) >= CHECK_OTHERS)
+        return;
     va_start(args, fmt);
-    vsnprintf(c->first[part], CHECK_TEXT, fmt, args);
+    vsnprintf(text, sizeof text, fmt, args);
     va_end(args);
-    assay_clean_text(c->first[part]);
+    assay_clean_text(text);
+    if (first)
+        snprintf(c->first[part], CHECK_TEXT, "%s", text);
+    else
+        json_array_append_new(c->others, json_sprintf("%s: %s", part_names[part], text));
 }
 
 void check_note(check_state *c, const char *fmt, ...)
@@ -104,6 +110,12 @@ static void print_text(const check_state *c, const char *sentence, FILE *out)
             fprintf(out, "; not checked: %s", c->unchecked[p]);
         fputc('\n', out);
     }
+    int64_t others = 0;
+    for (int p = 0; p < CHECK_PARTS; p++)
+        others += c->failed[p] > 1 ? c->failed[p] - 1 : 0;
+    json_array_foreach(c->others, i, note) fprintf(out, "also wrong: %s\n", json_string_value(note));
+    if (others > (int64_t)json_array_size(c->others))
+        fprintf(out, "also wrong: %lld more\n", (long long)others - (long long)json_array_size(c->others));
     json_array_foreach(c->notes, i, note) fprintf(out, "note: %s\n", json_string_value(note));
     if (c->more_notes > 0)
         fprintf(out, "note: and %lld more notes\n", (long long)c->more_notes);
@@ -121,6 +133,7 @@ static assay_status print_json(const check_state *c, const char *sentence, int c
                                       (json_int_t)c->failed[p], "skipped", (json_int_t)c->skipped[p], "first",
                                       c->first[p], "not_checked", c->unchecked[p]));
     json_object_set(root, "not_judged", c->not_judged);
+    json_object_set(root, "also_wrong", c->others);
     json_object_set(root, "notes", c->notes);
     json_object_set_new(root, "more_notes", json_integer((json_int_t)c->more_notes));
     json_dumpf(root, out, JSON_INDENT(1));
@@ -189,7 +202,8 @@ static assay_status make_reference(check_state *c)
 assay_status parity_check_run(const char *trace, const char *model, const char *map, bool json, FILE *out,
                               int *exit_code)
 {
-    check_state c = {.folder = model, .notes = json_array(), .not_judged = json_array()};
+    check_state c = {
+        .folder = model, .notes = json_array(), .others = json_array(), .not_judged = json_array()};
     assay_trace *t = NULL;
     char sentence[CHECK_TEXT + 128];
     assay_status st = ASSAY_OK;
@@ -230,6 +244,7 @@ done:
     parity_aligner_destroy(c.names);
     assay_trace_close(t);
     json_decref(c.not_judged);
+    json_decref(c.others);
     json_decref(c.notes);
     return st;
 }

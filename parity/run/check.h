@@ -14,7 +14,7 @@ typedef enum {
     CHECK_PARTS
 } check_part;
 
-enum { CHECK_TEXT = 2 * PARITY_TEXT, CHECK_NOTES = 32 };
+enum { CHECK_TEXT = 2 * PARITY_TEXT, CHECK_NOTES = 32, CHECK_OTHERS = 10 };
 
 typedef struct check_state {
     const char *folder;
@@ -25,6 +25,7 @@ typedef struct check_state {
     int64_t passed[CHECK_PARTS], failed[CHECK_PARTS], skipped[CHECK_PARTS];
     char first[CHECK_PARTS][CHECK_TEXT]; /* the first mistake of each part; "" none */
     char unchecked[CHECK_PARTS][PARITY_TEXT];
+    json_t *others;     /* texts of the mistakes after the first of their part, CHECK_OTHERS at the most */
     json_t *notes;      /* texts, CHECK_NOTES at the most ... */
     int64_t more_notes; /* ... and how many more there were */
     json_t *not_judged; /* texts: what the recorder could not record as an operation */

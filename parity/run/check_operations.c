@@ -98,7 +98,8 @@ assay_status check_operations(check_state *c)
         if (r->verdict == PARITY_FAIL && c->failed[CHECK_OPERATIONS] == 0)
             ASSAY_TRY_GOTO(explain(c, r), st, done);
         else if (r->verdict == PARITY_FAIL)
-            c->failed[CHECK_OPERATIONS]++;
+            check_fail(c, CHECK_OPERATIONS, "%s of %s, output %s (rank %d, step %lld, microbatch %lld)",
+                       r->op, r->instance, r->tensor, r->rank, (long long)r->step, (long long)r->microbatch);
         c->passed[CHECK_OPERATIONS] += r->verdict == PARITY_PASS;
         c->skipped[CHECK_OPERATIONS] += r->verdict == PARITY_SKIP;
         if (r->verdict == PARITY_SKIP && c->unchecked[CHECK_OPERATIONS][0] == '\0')

@@ -160,6 +160,7 @@ assay_status check_weights(check_state *c)
         snprintf(c->unchecked[CHECK_WEIGHTS], PARITY_TEXT, "%s", c->unchecked[CHECK_WHOLE]);
         return ASSAY_OK;
     }
+    const size_t listed = json_array_size(c->others);
     ASSAY_TRY(each_parameter(c, judge));
     /* A run that has trained since has other values everywhere; a weight that was loaded wrongly is one among many. */
     if (c->failed[CHECK_WEIGHTS] > c->passed[CHECK_WEIGHTS]) {
@@ -170,6 +171,8 @@ assay_status check_weights(check_state *c)
                    (long long)c->failed[CHECK_WEIGHTS],
                    (long long)(c->failed[CHECK_WEIGHTS] + c->passed[CHECK_WEIGHTS]));
         c->failed[CHECK_WEIGHTS] = 0;
+        while (json_array_size(c->others) > listed)
+            json_array_remove(c->others, json_array_size(c->others) - 1);
         c->first[CHECK_WEIGHTS][0] = '\0';
     }
     check_head(c);

@@ -153,8 +153,12 @@ static assay_status report_failure(check_state *c, const diff_pair *p, const par
                                    const diff_statistics *s)
 {
     char why[PARITY_TEXT] = "", microbatch[48] = "";
+    if (p->e->microbatch >= 0)
+        snprintf(microbatch, sizeof microbatch, ", microbatch %lld", (long long)p->e->microbatch);
     if (c->failed[CHECK_WHOLE] > 0) {
-        c->failed[CHECK_WHOLE]++;
+        check_fail(c, CHECK_WHOLE, "%.150s = %.150s (phase %s, rank %d, step %lld%s): %.3g times", p->e->name,
+                   p->o->name, assay_phase_name(p->e->phase), p->e->pieces[0].record->rank,
+                   (long long)p->e->step, microbatch, r->ratio);
         return ASSAY_OK;
     }
     if (strcmp(p->o->name, "loss.loss") == 0)
@@ -163,8 +167,6 @@ static assay_status report_failure(check_state *c, const diff_pair *p, const par
         ASSAY_TRY(explain_probs(c, p, why));
     if (why[0] == '\0')
         snprintf(why, sizeof why, "%s", r->diagnosis);
-    if (p->e->microbatch >= 0)
-        snprintf(microbatch, sizeof microbatch, ", microbatch %lld", (long long)p->e->microbatch);
     check_fail(c, CHECK_WHOLE,
                "the first tensor that differs from the reference is %.150s = %.150s (phase %s, rank %d, step "
                "%lld%s): "
@@ -249,6 +251,7 @@ assay_status check_whole(check_state *c)
         return ASSAY_OK;
     ASSAY_TRY(check_loss_scale(c));
     const int64_t scale_failures = c->failed[CHECK_WHOLE];
+    const size_t listed = json_array_size(c->others);
     char first[CHECK_TEXT];
     snprintf(first, sizeof first, "%s", c->first[CHECK_WHOLE]);
     noise.runs = c->reference;
@@ -260,6 +263,8 @@ assay_status check_whole(check_state *c)
     for (int runs = PARITY_REFERENCE_FIRST;; runs = PARITY_REFERENCE_RUNS) {
         c->passed[CHECK_WHOLE] = c->skipped[CHECK_WHOLE] = 0;
         c->failed[CHECK_WHOLE] = scale_failures;
+        while (json_array_size(c->others) > listed)
+            json_array_remove(c->others, json_array_size(c->others) - 1);
         snprintf(c->first[CHECK_WHOLE], CHECK_TEXT, "%s", first);
         ASSAY_TRY(parity_reference_run(c->reference, runs));
         d.other = c->reference->truth_index;
