@@ -12,9 +12,12 @@ typedef struct check_options {
     bool json;
 } check_options;
 
-static const char *const part_names[CHECK_PARTS] = {"configuration", "weights", "attributes", "operations",
-                                                    "whole run"};
-static const char *const part_units[CHECK_PARTS] = {"members", "parameters", "attributes of operations",
+static const char *const part_names[CHECK_PARTS] = {"configuration", "weights",    "attributes",
+                                                    "continuity",    "operations", "whole run"};
+static const char *const part_units[CHECK_PARTS] = {"members",
+                                                    "parameters",
+                                                    "attributes of operations",
+                                                    "states from one step to the next",
                                                     "outputs computed again",
                                                     "tensors beside the reference's"};
 
@@ -224,6 +227,7 @@ assay_status parity_check_run(const char *trace, const char *model, const char *
     ASSAY_TRY_GOTO(check_configuration(&c), st, done);
     ASSAY_TRY_GOTO(check_weights(&c), st, done);
     ASSAY_TRY_GOTO(check_attributes(&c), st, done);
+    ASSAY_TRY_GOTO(check_continuity(&c), st, done);
     ASSAY_TRY_GOTO(check_operations(&c), st, done);
     ASSAY_TRY_GOTO(check_gradients(&c), st, done);
     ASSAY_TRY_GOTO(check_whole(&c), st, done);

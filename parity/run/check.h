@@ -9,6 +9,7 @@ typedef enum {
     CHECK_CONFIGURATION, /* the run's own configuration against the folder's */
     CHECK_WEIGHTS,       /* the recorded parameters against the folder's */
     CHECK_ATTRIBUTES,    /* what operations were called with */
+    CHECK_CONTINUITY,    /* what one step left against what the next one found */
     CHECK_OPERATIONS,    /* every recorded operation computed again */
     CHECK_WHOLE,         /* the run against the reference's on the recorded batch */
     CHECK_PARTS
@@ -45,6 +46,8 @@ assay_status check_configuration(check_state *c);
 assay_status check_attributes(check_state *c);
 /* Puts weights that were trained since into the reference's. */
 assay_status check_weights(check_state *c);
+/* check_continuity.c: no reference is asked: weights, masters, moments and step numbers of consecutive recorded steps. */
+assay_status check_continuity(check_state *c);
 assay_status check_operations(check_state *c);
 assay_status check_whole(check_state *c);
 /* That backwards left gradients of parameters, and that what an optimizer read is them: all, times one factor. */
