@@ -22,7 +22,8 @@ typedef enum {
 typedef enum {
     ASSAY_RELATION_EQUAL, /* theirs is ours, or the pieces of ours that the row names */
     ASSAY_RELATION_ROWS, /* the same after the last dimension is sorted: choices of experts, whose order is free */
-    ASSAY_RELATION_MEAN, /* theirs is one number: the mean of the elements of ours that are not zero (losses of tokens) */
+    ASSAY_RELATION_MEAN, /* theirs is one number: the mean of the elements of ours that are not zero (losses of tokens); a sum of them is
+                          * divided first (parity/run/diff_loss.c) */
     ASSAY_RELATION_COUNT
 } assay_name_relation;
 

@@ -20,6 +20,7 @@ typedef struct diff_pair {
     const assay_name_row *row; /* NULL: one name */
     bool walked_is_second;
     int64_t position; /* in order of execution */
+    double factor;    /* what the walked trace's values are multiplied by first; 0: nothing */
 } diff_pair;
 
 typedef struct diff_compare {
@@ -36,6 +37,10 @@ typedef struct diff_compare {
  * in the walked trace's order where nothing was permuted. */
 assay_status diff_compare_pair(const diff_compare *d, const diff_pair *p, parity_result *r,
                                diff_statistics *statistics, unsigned char **bad);
+
+/* diff_loss.c: what a recorded loss is multiplied by to be the mean over its targets, by the reduction of the cross entropy that
+ * made it: 1, or 1 / targets of a sum; 0: there is a loss for every target. */
+assay_status diff_loss_factor(const assay_trace *t, const parity_entry *e, double *factor);
 
 /* diff_ranks.c: what the pieces of an entry are beside the tensor that they should be (count elements in the global order), the
  * entry's values multiplied by factor; false: nothing to say. */

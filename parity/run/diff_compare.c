@@ -104,6 +104,11 @@ static void multiply(double *x, int64_t count, double factor)
         x[i] *= factor;
 }
 
+static double factor_of(const diff_pair *p, bool second)
+{
+    return p->walked_is_second == second && p->factor != 0.0 ? p->factor : 1.0;
+}
+
 /* The suspect is the second trace; or the one whose copies differ. */
 static bool say_ranks(const diff_compare *d, const diff_pair *p, bool walked, const double *expected,
                       int64_t count, char *out)
@@ -149,8 +154,8 @@ static assay_status compare_globals(const diff_compare *d, const diff_pair *p, c
     ASSAY_CHECK_GOTO(allowance, ASSAY_OUT_OF_MEMORY, st, done, "%lld allowances", (long long)a->count);
     ASSAY_TRY_GOTO(parity_decode_all(a->data, a->count, a->dtype, &x), st, done);
     ASSAY_TRY_GOTO(parity_decode_all(b->data, b->count, b->dtype, &y), st, done);
-    multiply(x, a->count, scale_of(d, p, 0));
-    multiply(y, b->count, scale_of(d, p, 1));
+    multiply(x, a->count, scale_of(d, p, 0) * factor_of(p, false));
+    multiply(y, b->count, scale_of(d, p, 1) * factor_of(p, true));
     measure(x, y, a->count, statistics);
     if (rounded && exact) {
         round_all(x, a->count, coarser(a->dtype, b->dtype));
@@ -313,6 +318,11 @@ assay_status diff_compare_pair(const diff_compare *d, const diff_pair *p, parity
         ASSAY_TRY_GOTO(parity_entry_assemble(d->other, p->o, &other, r), st, done);
     if (r->verdict == PARITY_FAIL)
         st = explain(d, p, walked_fails, r);
+    if (st == ASSAY_OK && p->row != NULL && p->row->relation == ASSAY_RELATION_MEAN && q.factor == 0.0) {
+        ASSAY_TRY_GOTO(diff_loss_factor(d->walked->trace, p->e, &q.factor), st, done);
+        if (q.factor == 0.0)
+            parity_result_skip(r, "a loss for every target: its operation is judged");
+    }
     if (st != ASSAY_OK || r->verdict != PARITY_PASS || !walked.data || !other.data)
         goto done;
     st = bring_together(p, &walked, &other, &first, &second);
