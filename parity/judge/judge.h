@@ -161,6 +161,8 @@ typedef struct parity_piece {
     bool is_output;
     bool conflict; /* no operation explains why another observation differs */
     int64_t order; /* number of the record among the rank's records */
+    /* of another framework: recorded behind the output, under its name, with another content; NULL: none */
+    const assay_trace_tensor *later;
 } parity_piece;
 typedef struct parity_entry {
     const char *name;
@@ -168,6 +170,8 @@ typedef struct parity_entry {
     int64_t step, microbatch;
     int64_t n, capacity;
     parity_piece *pieces; /* ascending rank */
+    struct parity_entry
+        *later; /* the same with the later records: what is read in place of the output; NULL: none */
 } parity_entry;
 typedef struct parity_index {
     const assay_trace *trace;

@@ -115,7 +115,7 @@ static assay_status append_piece(parity_entry *e, const parity_piece *piece)
 /* Adds an observation of a rank.  Outputs replace inputs, later replaces earlier of the same sort; a rank may
  * hold several disjoint pieces, and an output takes the place of every piece that it meets (a whole parameter
  * that was gathered from pieces). */
-static assay_status entry_add(parity_entry *e, const parity_piece *piece, bool rank_has_ops)
+static assay_status entry_add(parity_entry *e, const parity_piece *piece, bool rank_has_ops, bool foreign)
 {
     const int rank = piece->record->rank;
     int64_t first = e->n, kept;
@@ -134,6 +134,9 @@ static assay_status entry_add(parity_entry *e, const parity_piece *piece, bool r
             added.conflict = true;
         if (old.is_output && !piece->is_output) { /* what was written stays */
             e->pieces[i].conflict = old.conflict || added.conflict;
+            if (same && foreign && assay_trace_content_comparable(old.record, piece->record) &&
+                !assay_trace_same_content(old.record, piece->record))
+                e->pieces[i].later = piece->record;
             for (int64_t k = i; k < e->n; k++)
                 e->pieces[kept++] = e->pieces[k];
             e->n = kept;
@@ -149,7 +152,7 @@ static assay_status index_rank(parity_index *x, int rank)
 {
     int64_t *ids = NULL, n_ids = 0;
     ASSAY_TRY(output_ids(x->trace, rank, &ids, &n_ids));
-    const bool has_ops = assay_trace_n_ops(x->trace, rank) > 0;
+    const bool has_ops = assay_trace_n_ops(x->trace, rank) > 0, foreign = assay_trace_is_foreign(x->trace);
     assay_status st = ASSAY_OK;
     for (int64_t i = 0; i < assay_trace_n_tensors(x->trace, rank) && st == ASSAY_OK; i++) {
         const assay_trace_tensor *record = assay_trace_tensor_at(x->trace, rank, i);
@@ -165,10 +168,36 @@ static assay_status index_rank(parity_index *x, int rank)
         int64_t at = -1;
         st = entry_of(x, record, &at);
         if (st == ASSAY_OK)
-            st = entry_add(&x->entries[at], &piece, has_ops);
+            st = entry_add(&x->entries[at], &piece, has_ops, foreign);
     }
     free(ids);
     return st;
+}
+
+/* A module may be wrapped: what its operation made is then not what the next one reads. */
+static assay_status add_later(parity_entry *e)
+{
+    bool any = false;
+    for (int64_t i = 0; i < e->n; i++)
+        any = any || e->pieces[i].later != NULL;
+    if (!any)
+        return ASSAY_OK;
+    parity_entry *later = malloc(sizeof *later);
+    ASSAY_CHECK(later, ASSAY_OUT_OF_MEMORY, "%s", e->name);
+    *later = *e;
+    later->pieces = malloc((size_t)e->n * sizeof *later->pieces);
+    later->later = NULL;
+    later->capacity = e->n;
+    e->later = later;
+    ASSAY_CHECK(later->pieces, ASSAY_OUT_OF_MEMORY, "%s: %lld pieces", e->name, (long long)e->n);
+    for (int64_t i = 0; i < e->n; i++) {
+        later->pieces[i] = e->pieces[i];
+        if (e->pieces[i].later != NULL)
+            later->pieces[i].record = e->pieces[i].later;
+        later->pieces[i].later = NULL;
+        later->pieces[i].is_output = false;
+    }
+    return ASSAY_OK;
 }
 
 assay_status parity_index_create(parity_index **out, const assay_trace *t)
@@ -182,6 +211,8 @@ assay_status parity_index_create(parity_index **out, const assay_trace *t)
     ASSAY_TRY_GOTO(parity_map_create(&x->map), st, fail);
     for (int rank = 0; rank < assay_trace_world(t); rank++)
         ASSAY_TRY_GOTO(index_rank(x, rank), st, fail);
+    for (int64_t i = 0; i < x->n; i++)
+        ASSAY_TRY_GOTO(add_later(&x->entries[i]), st, fail);
     *out = x;
     return ASSAY_OK;
 fail:
@@ -193,8 +224,12 @@ void parity_index_destroy(parity_index *x)
 {
     if (!x)
         return;
-    for (int64_t i = 0; i < x->n; i++)
+    for (int64_t i = 0; i < x->n; i++) {
         free(x->entries[i].pieces);
+        if (x->entries[i].later != NULL)
+            free(x->entries[i].later->pieces);
+        free(x->entries[i].later);
+    }
     free(x->entries);
     parity_map_destroy(x->map);
     free(x);

@@ -246,12 +246,34 @@ static const parity_entry *in_other(const diff *d, const parity_index *other, co
                             : parity_index_find(other, e->name, e->phase, e->step, e->microbatch);
 }
 
-static assay_status compare_one(diff *d, const diff_pair *p)
+/* Behind outputs that agree, under their name: what their readers were given. */
+static assay_status compare_later(diff *d, diff_pair *p, parity_result *r, diff_statistics *s,
+                                  unsigned char **bad)
 {
+    if (r->verdict != PARITY_PASS || (p->e->later == NULL && p->o->later == NULL))
+        return ASSAY_OK;
+    p->e = p->e->later != NULL ? p->e->later : p->e;
+    p->o = p->o->later != NULL ? p->o->later : p->o;
+    free(*bad);
+    *bad = NULL;
+    ASSAY_TRY(diff_compare_pair(&d->compare, p, r, s, bad));
+    diff_say_later(r);
+    return ASSAY_OK;
+}
+
+static assay_status compare_one(diff *d, const diff_pair *pair)
+{
+    diff_pair copy = *pair, *p = &copy;
     parity_result r;
     diff_statistics s;
     unsigned char *bad = NULL;
-    ASSAY_TRY(diff_compare_pair(&d->compare, p, &r, &s, &bad));
+    assay_status st = diff_compare_pair(&d->compare, p, &r, &s, &bad);
+    if (st == ASSAY_OK)
+        st = compare_later(d, p, &r, &s, &bad);
+    if (st != ASSAY_OK) {
+        free(bad);
+        return st;
+    }
     d->passed += r.verdict == PARITY_PASS;
     d->failed += r.verdict == PARITY_FAIL;
     d->skipped += r.verdict == PARITY_SKIP;
@@ -340,20 +362,6 @@ static assay_status compare_attributes(diff *d, const item *items)
     const assay_status st = diff_compare_attributes(&d->compare, positions, &d->attributes);
     free(positions);
     return st;
-}
-
-static void print_attributes(const diff *d)
-{
-    for (int i = 0; i < d->attributes.n; i++) {
-        const diff_attribute *a = &d->attributes.row[i];
-        char line[PARITY_TEXT], more[64] = "";
-        diff_attribute_text(a, line, sizeof line);
-        if (a->count > 1)
-            snprintf(more, sizeof more, " (and of %lld more operations)", (long long)a->count - 1);
-        fprintf(d->out, "%s%s%s\n", i == 0 ? "first attribute that differs: " : "  then: ", line, more);
-    }
-    if (d->attributes.more > 0)
-        fprintf(d->out, "  and %lld more attributes\n", (long long)d->attributes.more);
 }
 
 /* Says how the runs differ when they do. */
@@ -463,7 +471,7 @@ static void print_summary(const diff *d)
     if (d->failed > SHOWN)
         fprintf(d->out, "  and %lld more\n", (long long)(d->failed - SHOWN));
     print_ranks(d);
-    print_attributes(d);
+    diff_print_attributes(&d->attributes, d->out);
     if ((!d->compare.alike || d->compare.noise != NULL) && d->only_one[0] + d->only_one[1] > 0)
         fprintf(d->out, "in one trace only, not compared: %lld in the first, %lld in the second\n",
                 (long long)d->only_one[0], (long long)d->only_one[1]);
@@ -489,23 +497,6 @@ static void print_summary(const diff *d)
     fprintf(d->out, "%s\n", sentence);
 }
 
-static json_t *attributes_json(const diff *d)
-{
-    json_t *list = json_array();
-    for (int i = 0; i < d->attributes.n; i++) {
-        const diff_attribute *a = &d->attributes.row[i];
-        char instance[ASSAY_NAME];
-        snprintf(instance, sizeof instance, "%s", a->op->instance);
-        assay_clean_text(instance);
-        json_array_append_new(list,
-                              json_pack("{s:s,s:s,s:s,s:I,s:s,s:s,s:s,s:I}", "op", a->op->op, "instance",
-                                        instance, "phase", assay_phase_name(a->op->phase), "step",
-                                        (json_int_t)a->op->step, "attribute", a->name, "first", a->first,
-                                        "second", a->second, "operations", (json_int_t)a->count));
-    }
-    return list;
-}
-
 static assay_status print_json(const diff *d, int code)
 {
     json_t *root = json_pack("{s:s,s:i,s:I,s:I,s:I,s:I,s:I,s:i}", "format", "assay-diff", "version", 1,
@@ -516,7 +507,7 @@ static assay_status print_json(const diff *d, int code)
     char sentence[2 * PARITY_TEXT];
     sentence_of(d, sentence, sizeof sentence);
     json_object_set_new(root, "sentence", json_string(sentence));
-    json_object_set_new(root, "attributes", attributes_json(d));
+    json_object_set_new(root, "attributes", diff_attributes_json(&d->attributes));
     json_object_set(root, "first_difference_of_rank", d->first_of_rank);
     json_object_set(root, "missing_from_second", d->missing[0]);
     json_object_set(root, "missing_from_first", d->missing[1]);

@@ -41,6 +41,8 @@ assay_status diff_compare_pair(const diff_compare *d, const diff_pair *p, parity
 /* diff_loss.c: what a recorded loss is multiplied by to be the mean over its targets, by the reduction of the cross entropy that
  * made it: 1, or 1 / targets of a sum; 0: there is a loss for every target. */
 assay_status diff_loss_factor(const assay_trace *t, const parity_entry *e, double *factor);
+/* Of a failure of what stands behind an output under its name: adds that to the diagnosis. */
+void diff_say_later(parity_result *r);
 
 /* diff_ranks.c: what the pieces of an entry are beside the tensor that they should be (count elements in the global order), the
  * entry's values multiplied by factor; false: nothing to say. */
@@ -63,6 +65,9 @@ typedef struct diff_attributes {
 /* Of two traces with one vocabulary.  positions: of every entry of the walked one in order of execution. */
 assay_status diff_compare_attributes(const diff_compare *d, const int64_t *positions, diff_attributes *out);
 void diff_attribute_text(const diff_attribute *a, char *out, size_t capacity);
+void diff_print_attributes(const diff_attributes *list, FILE *out);
+/* New; its texts are clean. */
+json_t *diff_attributes_json(const diff_attributes *list);
 
 /* diff_sentence.c: the last line of a diff.  first: NULL when nothing differs; attribute: NULL, or what differs before it. */
 void diff_sentence(const diff_pair *first, const parity_result *r, const diff_attribute *attribute,

@@ -246,3 +246,34 @@ void diff_attribute_text(const diff_attribute *a, char *out, size_t capacity)
              a->first, a->second);
     assay_clean_text(out);
 }
+
+void diff_print_attributes(const diff_attributes *list, FILE *out)
+{
+    for (int i = 0; i < list->n; i++) {
+        const diff_attribute *a = &list->row[i];
+        char line[PARITY_TEXT], more[64] = "";
+        diff_attribute_text(a, line, sizeof line);
+        if (a->count > 1)
+            snprintf(more, sizeof more, " (and of %lld more operations)", (long long)a->count - 1);
+        fprintf(out, "%s%s%s\n", i == 0 ? "first attribute that differs: " : "  then: ", line, more);
+    }
+    if (list->more > 0)
+        fprintf(out, "  and %lld more attributes\n", (long long)list->more);
+}
+
+json_t *diff_attributes_json(const diff_attributes *list)
+{
+    json_t *rows = json_array();
+    for (int i = 0; i < list->n; i++) {
+        const diff_attribute *a = &list->row[i];
+        char instance[ASSAY_NAME];
+        snprintf(instance, sizeof instance, "%s", a->op->instance);
+        assay_clean_text(instance);
+        json_array_append_new(rows,
+                              json_pack("{s:s,s:s,s:s,s:I,s:s,s:s,s:s,s:I}", "op", a->op->op, "instance",
+                                        instance, "phase", assay_phase_name(a->op->phase), "step",
+                                        (json_int_t)a->op->step, "attribute", a->name, "first", a->first,
+                                        "second", a->second, "operations", (json_int_t)a->count));
+    }
+    return rows;
+}

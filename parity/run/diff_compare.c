@@ -346,3 +346,14 @@ done:
     }
     return st;
 }
+
+void diff_say_later(parity_result *r)
+{
+    const size_t n = strlen(r->diagnosis);
+    if (r->verdict == PARITY_FAIL)
+        snprintf(r->diagnosis + n, sizeof r->diagnosis - n,
+                 "%sthe operation's own output agrees, what stands behind it under its name does not: it is "
+                 "changed "
+                 "before it is read",
+                 n > 0 ? "; " : "");
+}

@@ -72,14 +72,15 @@ Test(parity_planted, what_is_changed_in_an_honest_run_is_said)
     }
 }
 
-/* Forty parameters that the model does not have: 32 are named, and that there are eight more is said. */
-Test(parity_planted, notes_that_are_not_shown_are_counted)
+/* honest_llama in `dir` with n tensors more at its end. */
+static void append_tensors(char dir[256], int n, const char *name, const char *shape, const char *hash,
+                           int microbatch)
 {
     static const char end[] = "{\"type\": \"end\"";
-    char dir[256], path[512], text[16384], *records;
+    char path[512], count[64], *records;
     uint64_t bytes;
-    int code = -1;
-    copy_altered(dir, PLANTED, "honest_llama", NULL, "\"tensors\": 240", "\"tensors\": 280");
+    snprintf(count, sizeof count, "\"tensors\": %d", 240 + n);
+    copy_altered(dir, PLANTED, "honest_llama", NULL, "\"tensors\": 240", count);
     snprintf(path, sizeof path, "%s/rank-00000.jsonl", dir);
     must(assay_read_file(path, 1 << 24, &records, &bytes));
     char *last = strstr(records, end), *tail = strdup(last);
@@ -87,16 +88,51 @@ Test(parity_planted, notes_that_are_not_shown_are_counted)
     FILE *f = fopen(path, "w");
     cr_assert_not_null(f);
     fputs(records, f);
-    for (int i = 0; i < 40; i++)
+    for (int i = 0; i < n; i++) {
+        char number[16] = "";
+        if (n > 1)
+            snprintf(number, sizeof number, ".%d.weight", i);
         fprintf(f,
-                "{\"type\": \"tensor\", \"id\": %d, \"name\": \"extra.%d.weight\", \"phase\": \"forward\", "
-                "\"step\": 0, \"microbatch\": -1, \"dtype\": \"BF16\", \"global_shape\": [16], \"hash\": "
-                "\"90dbc874d8f622fb41db92325549c42b\", \"data\": \"90dbc874d8f622fb41db92325549c42b\"}\n",
-                240 + i, i);
+                "{\"type\": \"tensor\", \"id\": %d, \"name\": \"%s%s\", \"phase\": \"forward\", "
+                "\"step\": 0, \"microbatch\": %d, \"dtype\": \"BF16\", \"global_shape\": %s, \"hash\": "
+                "\"%s\", \"data\": \"%s\"}\n",
+                240 + i, name, number, microbatch, shape, hash, hash);
+    }
     fputs(tail, f);
     cr_assert_eq(fclose(f), 0);
     free(tail);
     free(records);
+}
+
+/* A wrapped module: the embedding's product is right, the next norm reads something else under its name. */
+Test(parity_planted, what_stands_behind_an_output_is_compared_too)
+{
+    static const struct {
+        const char *hash;
+        int code;
+    } rows[] = {{"99fcfc813b9ba58fb9e383a33a46722e", 1} /* the norm's output */,
+                {"f90f94c70927c1fe56d360224795b104", 0} /* the embedding once more */};
+    for (int i = 0; i < 2; i++) {
+        char dir[256], text[16384];
+        append_tensors(dir, 1, "model.embed_tokens", "[2, 7, 16]", rows[i].hash, 0);
+        cr_expect_eq(check(dir, "llama", NULL, text, sizeof text), rows[i].code, "%s", text);
+        if (rows[i].code != 0) {
+            const char *sentence = sentence_of(text);
+            cr_expect(strstr(sentence,
+                             "differs from the reference is model.embed_tokens = embedding.y (phase forward"),
+                      "%s", sentence);
+            cr_expect(strstr(sentence, "it is changed before it is read"), "%s", sentence);
+        }
+        remove_path(dir);
+    }
+}
+
+/* Forty parameters that the model does not have: 32 are named, and that there are eight more is said. */
+Test(parity_planted, notes_that_are_not_shown_are_counted)
+{
+    char dir[256], text[16384];
+    int code = -1;
+    append_tensors(dir, 40, "extra", "[16]", "90dbc874d8f622fb41db92325549c42b", -1);
     cr_expect_eq(check(dir, "llama", NULL, text, sizeof text), 0, "%s", text);
     cr_expect(strstr(text, "extra.0.weight: a parameter that"), "%s", text);
     const char *more = strstr(text, "more notes");
