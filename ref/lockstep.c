@@ -315,6 +315,11 @@ assay_status ref_ranks_sigmoid_gate(ref_pass *p, ref_tensor *y, const ref_tensor
 assay_status ref_ranks_sigmoid_gate_bwd(ref_pass *p, ref_tensor *dx, ref_tensor *dgate, const ref_tensor *dy,
                                         const ref_tensor *x, const ref_tensor *gate)
 {
+    const ref_policy *policy = &p->e->run->policy;
+    /* 1 - s of a rounded s cancels where s is near 1: what is left is a rounding of s, and none of the gradient */
+    const assay_dtype stored = policy->perturb > 0.0 && policy->stores_gates
+                                   ? ref_policy_dtype(policy, REF_STORE_ACT, false)
+                                   : ASSAY_F64;
     ASSAY_TRY(ref_new_grad(p, dx, x, NULL));
     ASSAY_TRY(ref_new_grad(p, dgate, gate, NULL));
     EACH_RANK(p, r)
@@ -322,7 +327,7 @@ assay_status ref_ranks_sigmoid_gate_bwd(ref_pass *p, ref_tensor *dx, ref_tensor 
         ASSAY_TRY(ref_piece_new(&p->arena, &dx->at[r], x->at[r].rows, x->at[r].cols));
         ASSAY_TRY(ref_piece_new(&p->arena, &dgate->at[r], x->at[r].rows, 1));
         ref_sigmoid_gate_bwd(dx->at[r].x, dgate->at[r].x, dy->at[r].x, x->at[r].x, gate->at[r].x,
-                             x->at[r].rows, x->at[r].cols);
+                             x->at[r].rows, x->at[r].cols, stored);
     }
     ASSAY_TRY(ref_store(p, dgate, REF_STORE_ACT));
     return ref_store(p, dx, REF_STORE_ACT);

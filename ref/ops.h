@@ -6,6 +6,7 @@
 #ifndef REF_OPS_H
 #define REF_OPS_H
 
+#include "core/base/dtype.h"
 #include "core/model/config.h"
 #include <stdbool.h>
 #include <stdint.h>
@@ -159,8 +160,9 @@ void ref_swiglu_bwd(double *dx, double *dprobs, const double *dy, const double *
                     int64_t t, int64_t f);
 /* y [T,H] = x [T,H] sigmoid(gate [T]) */
 void ref_sigmoid_gate_fwd(double *y, const double *x, const double *gate, int64_t t, int64_t h);
+/* stored: type of sigmoid(gate) as backward reads it, F64: it is computed again. */
 void ref_sigmoid_gate_bwd(double *dx, double *dgate, const double *dy, const double *x, const double *gate,
-                          int64_t t, int64_t h);
+                          int64_t t, int64_t h, assay_dtype stored);
 
 /* --- embedding.c -------------------------------------------------------------------------------------------- */
 /* y [T,H] =   ids [T]   w [V,H], the piece that starts at vocab_start */

@@ -18,6 +18,9 @@ typedef struct ref_policy {
                        1 + perturb*u*xi before it is rounded, u = half ulp of its stored dtype, xi in
                        [-1,1] from Philox; optimizer states and masters too.  A world of 1 only */
     uint64_t perturb_seed;
+    bool
+        stores_gates; /* perturbed: the backward pass reads sigmoid(gate) as it was stored, as torch's does; our engines compute it
+                          again */
 } ref_policy;
 
 /* Replayed routing: fills indices [T,K] (ascending) of the global microbatch (all rows, t = s*B + b) and

@@ -219,6 +219,7 @@ static assay_status run_one(parity_reference *r, int run, assay_trace **trace, p
     }
     if (run >= 0) {
         config.policy = (ref_policy){.precision = r->precision, .perturb_seed = 1000 + (uint64_t)run};
+        config.policy.stores_gates = assay_trace_is_foreign(r->candidate->trace);
         config.policy.perturb = r->perturb * (r->precision == ASSAY_PRECISION_BF16 ? 1.0 : walk);
     } else {
         config.policy.precision = ASSAY_PRECISION_FP64;

@@ -2,6 +2,7 @@
  * gate. */
 #include "ref/ops.h"
 #include "ref/ops/vector.h"
+#include "ref/replay.h"
 
 #include <math.h>
 
@@ -73,10 +74,10 @@ void ref_sigmoid_gate_fwd(double *y, const double *x, const double *gate, int64_
 }
 
 void ref_sigmoid_gate_bwd(double *dx, double *dgate, const double *dy, const double *x, const double *gate,
-                          int64_t t, int64_t h)
+                          int64_t t, int64_t h, assay_dtype stored)
 {
     for (int64_t i = 0; i < t; i++) {
-        const double s = sigmoid(gate[i]);
+        const double s = ref_round(sigmoid(gate[i]), stored);
         dgate[i] = s * (1.0 - s) * ref_vec_dot(dy + i * h, x + i * h, h);
         for (int64_t j = 0; j < h; j++)
             dx[i * h + j] = dy[i * h + j] * s;

@@ -15,7 +15,8 @@ Test(checked, honest_runs_are_right)
     static const struct {
         const char *name, *tensors;
     } rows[] = {{"olmoe", "98 tensors beside the reference's: right"},
-                {"olmoe_noclip", "86 tensors beside the reference's: right"}};
+                {"olmoe_noclip", "86 tensors beside the reference's: right"},
+                {"qwen2_moe", "tensors beside the reference's: right"}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         cli_result r = check(rows[i].name, rows[i].name);
         cli_expect_success(&r, rows[i].name);
@@ -36,4 +37,16 @@ Test(checked, another_model_s_run_is_wrong)
                   r.out);
         cli_free(&r);
     }
+}
+
+/* A fifth more than the gradient of a gate: what its rounded sigmoid explains is less. */
+Test(checked, a_wrong_gradient_of_a_gate_is_wrong)
+{
+    cli_result r = check("qwen2_moe_gate", "qwen2_moe");
+    cr_expect_eq(r.code, 1, "%d\n%s%s", r.code, r.out, r.err);
+    cr_expect(strstr(r.out, "WRONG: ") != NULL &&
+                  strstr(r.out, "differs from the reference is model.layers.0.mlp.shared_expert_gate.dy") !=
+                      NULL,
+              "%s", r.out);
+    cli_free(&r);
 }

@@ -395,7 +395,7 @@ Test(ref_golden, shared_expert)
            *dx = new_real(t * h), *dx_gate = new_real(t * h);
     double *dfc1 = calloc((size_t)(2 * n * h), 8), *dfc2 = calloc((size_t)(n * h), 8),
            *dgate = calloc((size_t)h, 8);
-    ref_sigmoid_gate_bwd(dc, dg, dy, c, g, t, h);
+    ref_sigmoid_gate_bwd(dc, dg, dy, c, g, t, h, ASSAY_F64);
     ref_linear_bwd_weight(dgate, dg, x, t, 1, h);
     ref_linear_bwd_input(dx_gate, dg, gate, t, 1, h);
     ref_linear_bwd_input(db, dc, fc2, t, h, n);

@@ -347,7 +347,7 @@ Test(ref_gradients, swiglu_and_sigmoid_gate)
             activation_case c = {
                 new_real(t * f), random_normal(&r, nx), probs, random_normal(&r, t * f), t, f, kind == 2};
             if (kind == 2)
-                ref_sigmoid_gate_bwd(dx, dp, c.dy, c.x, probs, t, f);
+                ref_sigmoid_gate_bwd(dx, dp, c.dy, c.x, probs, t, f, ASSAY_F64);
             else
                 ref_swiglu_bwd(dx, probs ? dp : NULL, c.dy, c.x, probs, t, f);
             expect_gradient("dx", activation_objective, &c, c.x, dx, nx);
