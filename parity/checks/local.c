@@ -149,13 +149,14 @@ static bool is_internal(const assay_trace_op *op, const char *slot)
     return false;
 }
 
-static assay_status judge_outputs(local *l, const assay_trace_op *op, const ref_replay_result *result,
+static assay_status judge_outputs(local *l, const assay_trace_op *op, ref_replay_result *result,
                                   const ref_value *candidate, int n_candidate)
 {
     parity_result r;
     for (int i = 0; i < result->n_outputs; i++) {
         const ref_value *truth = &result->outputs[i];
         const ref_value *found = parity_find_value(candidate, n_candidate, truth->slot);
+        parity_value_as_asked(op->instance, &result->outputs[i]);
         if (!found && l->foreign && is_internal(op, truth->slot))
             continue;
         start_result(l, op, truth->slot, &r);

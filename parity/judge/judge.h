@@ -198,6 +198,15 @@ assay_status parity_entry_assemble(const parity_index *x, const parity_entry *e,
  * ASSAY_NOT_FOUND: no data. */
 assay_status parity_value_of(const char *slot, const assay_trace_tensor *record, ref_value *out);
 void parity_value_free(ref_value *v);
+/* A bound under which every number passes. */
+#define PARITY_ANY_NUMBER 0x1p1000
+/* What a call of a request asks of an output beside its formula, by its instance: of inputs with a NaN or an infinity ("local.nan.*",
+ * "local.infinity.*") classes, so that where the result is finite and its bound is not, any number will do, but no NaN.  Of a run it changes
+ * nothing. */
+void parity_value_as_asked(const char *instance, ref_value *truth);
+/* Whether element i of a real output may be `found`; the one verdict of every check. */
+bool parity_element_passes(const ref_value *truth, int64_t i, double found, assay_dtype stored,
+                           double *ratio);
 /* Compares one replayed output with the candidate's; fills verdict, place, message and diagnosis of *r, and draws a failure
  * (g: NULL: not). */
 assay_status parity_compare_value(const ref_value *truth, const ref_value *candidate,

@@ -59,11 +59,10 @@ static int64_t count_output(const ref_value *truth, const ref_value *found, cons
             continue;
         }
         const double bound = truth->bound != NULL ? truth->bound[i] : 0.0;
-        const bool exact = truth->kind == REF_VALUE_EXACT;
-        bad += found->value == NULL ||
-               (exact ? found->value[i] != ref_round(truth->value[i], found->dtype)
-                      : !ref_admissible(found->value[i], truth->value[i], bound, found->dtype, &ratio));
-        *width += bound + 0.5 * ref_ulp(fabs(truth->value[i]) + bound, found->dtype);
+        bad +=
+            found->value == NULL || !parity_element_passes(truth, i, found->value[i], found->dtype, &ratio);
+        if (isfinite(truth->value[i]) && bound != PARITY_ANY_NUMBER)
+            *width += bound + 0.5 * ref_ulp(fabs(truth->value[i]) + bound, found->dtype);
     }
     return bad;
 }
@@ -83,6 +82,7 @@ int64_t suspect_count(const suspect_trial *t, double *width)
     }
     for (int i = 0; i < result.n_outputs; i++) {
         const ref_value *found = parity_find_value(t->out, t->n_out, result.outputs[i].slot);
+        parity_value_as_asked(t->op->instance, &result.outputs[i]);
         if (found != NULL && found->count == result.outputs[i].count)
             bad += count_output(&result.outputs[i], found, &result, &sum);
         else if (found != NULL)

@@ -41,3 +41,25 @@ Test(certify_missed, adamw_as_pytorch_writes_it)
     expect_clean(clean, 1);
     expect_missed(wrong, sizeof wrong / sizeof *wrong);
 }
+
+/* The kept answers of what passes pass by themselves, and --suggest takes them: of inputs with a NaN, too. */
+Test(certify_missed, kept_answers_agree)
+{
+    static const char *const kernels[] = {"rmsnorm.so:example_rmsnorm", "clean.so:lookup_of_rows"};
+    for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++) {
+        char keep[32];
+        snprintf(keep, sizeof keep, "kept%zu", i);
+        cli_result r =
+            cli_run("certify --seeds 1 --suggest --keep %s --so " ASSAY_KERNELS "/%s", keep, kernels[i]);
+        cli_expect_success(&r, kernels[i]);
+        cr_expect_null(strstr(r.out, "no declaration under which every element passes"), "%s", r.out);
+        cli_free(&r);
+        for (int act = 0; act < 2; act++) {
+            char answer[64];
+            snprintf(answer, sizeof answer, "%s/answer.%s", keep, act ? "BF16" : "F32");
+            r = cli_run("replay %s", cli_file(answer));
+            cli_expect_success(&r, kernels[i]);
+            cli_free(&r);
+        }
+    }
+}
