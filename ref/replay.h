@@ -18,7 +18,7 @@
 
 typedef enum {
     REF_VALUE_REAL,    /* value, bound: within the interval */
-    REF_VALUE_EXACT,   /* value: equal as a number after rounding to the stored dtype (copies, lookups) */
+    REF_VALUE_EXACT,   /* value: equal after rounding to the stored dtype (copies, lookups) */
     REF_VALUE_INTEGER, /* ivalue: equal */
     REF_VALUE_CHOICE   /* integer decisions, judged by n_inadmissible of the result */
 } ref_value_kind;
@@ -34,6 +34,7 @@ typedef struct ref_value {
     int64_t *ivalue;
     double *bound; /* outputs of kind REAL */
     ref_value_kind kind;
+    bool signed_zeros;    /* of kind EXACT: a zero has its sign, too; else they are equal as numbers */
     const char *dominant; /* outputs: the largest term of the bound in words ("accumulation", "exp"), static
                              storage */
 } ref_value;

@@ -81,6 +81,8 @@ static void compare_elements(const assay_trace_op *op, const ref_value *truth, c
         const bool free_bits = i >= free_ones.begin && i < free_ones.end;
         const bool pass = free_bits
                               ? ref_admissible(found->value[i], truth->value[i], bound, found->dtype, &ratio)
+                          : truth->kind == REF_VALUE_EXACT
+                              ? parity_element_passes(truth, i, found->value[i], found->dtype, &ratio)
                               : found->value[i] == wanted;
         if (!free_bits)
             ratio = pass ? 0.0 : (double)INFINITY;

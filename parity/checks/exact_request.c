@@ -376,7 +376,7 @@ static void add_sums(parity_ask *q, int64_t n)
     parity_ask_real(q, "x", ASSAY_F32, 1, &n, parity_lattice);
     parity_ask_finish(q);
     parity_ask_begin(q, "count_zeros");
-    parity_ask_real(q, "x", ASSAY_F32, 1, &n, parity_lattice);
+    parity_ask_real(q, "x", ASSAY_F32, 1, &n, parity_zeros);
     parity_ask_finish(q);
     parity_ask_begin(q, "total");
     parity_ask_real(q, "x", ASSAY_F64, 1, &n, parity_lattice);

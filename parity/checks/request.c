@@ -157,7 +157,14 @@ double parity_lattice(const parity_ask *q, int64_t i)
 double parity_unique(const parity_ask *q, int64_t i)
 {
     const int64_t base = 1 + i + 4096 * (int64_t)q->rank;
+    if (i % 29 == 13) /* a copy keeps the sign of a zero */
+        return -0.0;
     return q->act == ASSAY_BF16 ? (double)(base % 251 + 1) : (double)base;
+}
+
+double parity_zeros(const parity_ask *q, int64_t i)
+{
+    return parity_lattice(q, i) > 0.0 ? parity_lattice(q, i) : i % 3 == 0 ? -0.0 : 0.0;
 }
 
 double parity_sign(const parity_ask *q, int64_t i)

@@ -117,8 +117,10 @@ void parity_ask_rotation(parity_ask *q, int64_t turn, parity_on_asked on, void *
 /* --- value functions ---------------------------------------------------------------------------------------- */
 /* Integers in [-4, 4]: a sum of up to 2^20 products stays exact in F32. */
 double parity_lattice(const parity_ask *q, int64_t i);
-/* A number of its own for every element, as far as the type can count. */
+/* A number of its own for every element, as far as the type can count; seldom a zero that is negative. */
 double parity_unique(const parity_ask *q, int64_t i);
+/* Half of them zeros, of either sign. */
+double parity_zeros(const parity_ask *q, int64_t i);
 double parity_sign(const parity_ask *q, int64_t i);
 double parity_zero(const parity_ask *q, int64_t i);
 

@@ -200,9 +200,9 @@ assay_status parity_value_of(const char *slot, const assay_trace_tensor *record,
 void parity_value_free(ref_value *v);
 /* A bound under which every number passes. */
 #define PARITY_ANY_NUMBER 0x1p1000
-/* What a call of a request asks of an output beside its formula, by its instance: of inputs with a NaN or an infinity ("local.nan.*",
- * "local.infinity.*") classes, so that where the result is finite and its bound is not, any number will do, but no NaN.  Of a run it changes
- * nothing. */
+/* What a call of a request asks of an output beside its formula, by its instance: copies keep the sign of a zero ("exact.*",
+ * "local.*"), and of inputs with a NaN or an infinity ("local.nan.*", "local.infinity.*") classes are asked: where the result is finite and
+ * its bound is not, any number will do, but no NaN.  Of a run it changes nothing. */
 void parity_value_as_asked(const char *instance, ref_value *truth);
 /* Whether element i of a real output may be `found`; the one verdict of every check. */
 bool parity_element_passes(const ref_value *truth, int64_t i, double found, assay_dtype stored,

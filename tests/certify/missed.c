@@ -101,3 +101,50 @@ ADAMW_OF(adamw_flushes, FLUSHES)
 ADAMW_OF(adamw_eps_before_correction, EPS_BEFORE_CORRECTION)
 ADAMW_OF(adamw_first_step_uncorrected, FIRST_STEP_UNCORRECTED)
 ADAMW_OF(adamw_ends_at_4096, ENDS_AT_4096)
+
+/* --- count_zeros, slice_rows: the sign of a zero ------------------------------------------------------------------ */
+static const assay_kernel_output count_y[] = {
+    {.size = sizeof(assay_kernel_output), .slot = 1, .arith = ELEMENTWISE(0)}};
+
+static int32_t zeros_by_bits(const assay_kernel_call *c)
+{
+    int32_t code = ASSAY_KERNEL_INVALID;
+    int64_t zeros = 0;
+    if (!check_call(c) || (code = check_tensor(c->slot[0], ASSAY_KERNEL_F32, 1)) != 0 ||
+        (code = check_tensor(c->slot[1], ASSAY_KERNEL_I64, 1)) != 0)
+        return code;
+    if (c->slot[1]->shape[0] != 1)
+        return ASSAY_KERNEL_INVALID;
+    const uint32_t *bits = c->slot[0]->data;
+    for (int64_t i = 0; i < c->slot[0]->shape[0]; i++)
+        zeros += bits[i] == 0;
+    memcpy(c->slot[1]->data, &zeros, sizeof zeros);
+    return ASSAY_KERNEL_OK;
+}
+DESCRIBE(count_zeros_of_one_sign, "count_zeros", PLAIN & ~ASSAY_KERNEL_BATCH_INVARIANT, zeros_by_bits,
+         count_y, 1, .dtypes = ASSAY_KERNEL_SET(ASSAY_KERNEL_F32))
+
+static int32_t slice(const assay_kernel_call *c, float added)
+{
+    int32_t code = ASSAY_KERNEL_INVALID;
+    if (!check_call(c) || (code = check_tensor(c->slot[0], c->act, 2)) != 0 ||
+        (code = check_tensor(c->slot[1], c->act, 2)) != 0)
+        return code;
+    const int64_t start = c->attr[ASSAY_KERNEL_ATTR_SLICE_ROWS_START]->integer,
+                  rows = c->attr[ASSAY_KERNEL_ATTR_SLICE_ROWS_LENGTH]->integer, width = c->slot[0]->shape[1];
+    if (c->slot[1]->shape[0] != rows || c->slot[1]->shape[1] != width || start + rows > c->slot[0]->shape[0])
+        return ASSAY_KERNEL_INVALID;
+    for (int64_t i = 0; i < rows * width; i++)
+        store(c->slot[1]->data, i, c->act, load(c->slot[0]->data, start * width + i, c->act) + added);
+    return ASSAY_KERNEL_OK;
+}
+static int32_t slice_adds_zero(const assay_kernel_call *c)
+{
+    return slice(c, 0.0f);
+}
+static int32_t slice_copies(const assay_kernel_call *c)
+{
+    return slice(c, -0.0f);
+}
+DESCRIBE(slice_turns_negative_zeros, "slice_rows", PLAIN, slice_adds_zero, count_y, 1)
+DESCRIBE(slice_honest, "slice_rows", PLAIN, slice_copies, count_y, 1)

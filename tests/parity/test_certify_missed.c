@@ -42,10 +42,22 @@ Test(certify_missed, adamw_as_pytorch_writes_it)
     expect_missed(wrong, sizeof wrong / sizeof *wrong);
 }
 
+/* A count by bits misses the negative zeros, and x + 0 turns them. */
+Test(certify_missed, signs_of_zeros)
+{
+    static const char *const wrong[][2] = {{"count_zeros_of_one_sign", "exact"},
+                                           {"count_zeros_of_one_sign", "local"},
+                                           {"slice_turns_negative_zeros", "exact"},
+                                           {"slice_turns_negative_zeros", "local"}};
+    static const char *const clean[] = {"slice_honest"};
+    expect_missed(wrong, sizeof wrong / sizeof *wrong);
+    expect_clean(clean, 1);
+}
+
 /* The kept answers of what passes pass by themselves, and --suggest takes them: of inputs with a NaN, too. */
 Test(certify_missed, kept_answers_agree)
 {
-    static const char *const kernels[] = {"rmsnorm.so:example_rmsnorm", "clean.so:lookup_of_rows"};
+    static const char *const kernels[] = {"rmsnorm.so:example_rmsnorm", "missed.so:slice_honest"};
     for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++) {
         char keep[32];
         snprintf(keep, sizeof keep, "kept%zu", i);
