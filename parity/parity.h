@@ -230,10 +230,13 @@ assay_status parity_check_checkpoints(const char *a, const char *b, const char *
 typedef struct parity_header {
     const assay_train_options *options;
     const assay_batches *batches; /* that it trained on */
+    const assay_model_spec *spec; /* that it trained, with what was frozen */
     const char *layout;
+    const char *dir; /* of the checkpoint, for config.json */
     int64_t step;
 } parity_header;
-/* Steps done, precision, training, data and layout of that folder, a result each, of operation `claim`. */
+/* Steps done, schedule, precision, training, data, streams, content, model and layout of that folder, and its config.json, a
+ * result each, of operation `claim`; wanted->dir is `dir`. */
 assay_status parity_check_header(const char *dir, const char *claim, const parity_header *wanted,
                                  parity_report *report);
 /* The same of a header at hand, each result as `base`; the layout as headers spell it. */
@@ -245,6 +248,11 @@ assay_status parity_header_judge(const json_t *header, const parity_header *want
 assay_status parity_check_saved(const assay_trace *t, const char *checkpoint, const char *out,
                                 const assay_model_spec *spec, const assay_train_options *options,
                                 const assay_batches *batches, parity_report *report);
+/* The tensors of a checkpoint of that trace's run after its first `steps` steps (CHECKPOINT, operation `claim`); its header is
+ * parity_check_header's. */
+assay_status parity_check_saved_after(const assay_trace *t, const char *checkpoint, const char *claim,
+                                      int64_t steps, const assay_model_spec *spec,
+                                      const assay_train_options *options, parity_report *report);
 
 /* diff.c: two traces by assembled global tensors, in order of a's execution: first difference named.
  * tolerance < 0: bitwise; else relative to the largest magnitude of the tensor. */

@@ -52,7 +52,7 @@ static assay_status check_state(const saved *s, const assay_checkpoint *c, const
     parity_gallery gallery = {0};
     assay_status st = ASSAY_OK;
     void *data = NULL;
-    saved_start(s, PARITY_CHECK_CHECKPOINT, "save", family, name, &r);
+    saved_start(s, PARITY_CHECK_CHECKPOINT, s->claim, family, name, &r);
     snprintf(traced, sizeof traced, "%s%s%s", name, suffixed ? "." : "", suffixed ? family : "");
     ASSAY_TRY(saved_from_trace(s, traced, phase, s->steps - 1, -1, &g, &r));
     if (r.verdict == PARITY_PASS) {
@@ -77,26 +77,29 @@ done:
     return st;
 }
 
-static assay_status check_header(const saved *s, const json_t *header)
+static assay_status check_header(const saved *s, const char *dir, const json_t *header)
 {
     assay_grid grid;
     char layout[ASSAY_LAYOUT_TEXT] = "(none)";
     parity_result base;
     if (parity_grid_from_trace(s->trace, &grid))
         assay_layout_format(&grid.p, layout);
-    saved_start(s, PARITY_CHECK_CHECKPOINT, "save", "", "", &base);
-    const parity_header wanted = {
-        .options = s->options, .batches = s->batches, .layout = layout, .step = s->steps};
+    saved_start(s, PARITY_CHECK_CHECKPOINT, s->claim, "", "", &base);
+    const parity_header wanted = {.options = s->options,
+                                  .batches = s->batches,
+                                  .spec = s->spec,
+                                  .layout = layout,
+                                  .dir = dir,
+                                  .step = s->steps};
     return parity_header_judge(header, &wanted, &base, s->report);
 }
 
-static assay_status check_checkpoint(const saved *s, const assay_checkpoint *c)
+static assay_status check_tensors(const saved *s, const assay_checkpoint *c)
 {
     const char *const *states;
     const int n_states = assay_optimizer_states(s->options->optimizer, &states);
     int64_t wanted = 0;
     parity_result r;
-    ASSAY_TRY(check_header(s, assay_checkpoint_header(c)));
     for (int64_t i = 0; i < s->spec->n_params; i++) {
         const assay_param_spec *p = &s->spec->params[i];
         const bool trains = assay_param_needs_grad(p), frozen = p->trained && !trains;
@@ -107,7 +110,7 @@ static assay_status check_checkpoint(const saved *s, const assay_checkpoint *c)
                               frozen ? ASSAY_PHASE_FORWARD : ASSAY_PHASE_OPTIMIZER, false));
         wanted += trains ? 2 + n_states : 1;
     }
-    saved_start(s, PARITY_CHECK_CHECKPOINT, "save", "tensors", "", &r);
+    saved_start(s, PARITY_CHECK_CHECKPOINT, s->claim, "tensors", "", &r);
     r.count = wanted;
     if (assay_checkpoint_count(c) != wanted)
         parity_result_fail(&r, "the checkpoint: expected %lld tensors, found %lld", (long long)wanted,
@@ -129,12 +132,14 @@ assay_status parity_check_saved(const assay_trace *t, const char *checkpoint, co
                .options = options,
                .batches = batches,
                .steps = wanted > 0 ? wanted : batches->steps,
+               .claim = "save",
                .report = report};
     ASSAY_TRY_GOTO(parity_index_create(&x, t), st, done);
     s.x = x;
     if (checkpoint != NULL) {
         ASSAY_TRY_GOTO(assay_checkpoint_open(&c, checkpoint), st, done);
-        ASSAY_TRY_GOTO(check_checkpoint(&s, c), st, done);
+        ASSAY_TRY_GOTO(check_header(&s, checkpoint, assay_checkpoint_header(c)), st, done);
+        ASSAY_TRY_GOTO(check_tensors(&s, c), st, done);
     }
     if (out != NULL) {
         ASSAY_TRY_GOTO(assay_tensorfile_open(&f, out), st, done);
@@ -142,6 +147,25 @@ assay_status parity_check_saved(const assay_trace *t, const char *checkpoint, co
     }
 done:
     assay_tensorfile_close(f);
+    assay_checkpoint_close(c);
+    parity_index_destroy(x);
+    return st;
+}
+
+assay_status parity_check_saved_after(const assay_trace *t, const char *checkpoint, const char *claim,
+                                      int64_t steps, const assay_model_spec *spec,
+                                      const assay_train_options *options, parity_report *report)
+{
+    assay_status st = ASSAY_OK;
+    parity_index *x = NULL;
+    assay_checkpoint *c = NULL;
+    saved s = {
+        .trace = t, .spec = spec, .options = options, .steps = steps, .claim = claim, .report = report};
+    ASSAY_TRY_GOTO(parity_index_create(&x, t), st, done);
+    s.x = x;
+    ASSAY_TRY_GOTO(assay_checkpoint_open(&c, checkpoint), st, done);
+    st = check_tensors(&s, c);
+done:
     assay_checkpoint_close(c);
     parity_index_destroy(x);
     return st;

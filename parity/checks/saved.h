@@ -11,7 +11,8 @@ typedef struct saved {
     const assay_model_spec *spec;
     const assay_train_options *options;
     const assay_batches *batches;
-    int64_t steps; /* of the run */
+    int64_t steps;     /* of the run, or those done when the checkpoint was written */
+    const char *claim; /* of the checkpoint's tensors */
     parity_report *report;
 } saved;
 

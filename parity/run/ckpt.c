@@ -3,6 +3,7 @@
 #include "core/files/checkpoint.h"
 #include "core/files/checkpoint_folder.h"
 #include "core/run/options.h"
+#include "parity/checks/checkpoint_header.h"
 #include "parity/parity.h"
 #include "parity/run/ckpt_options.h"
 #include "parity/run/ckpt_paddle.h"
@@ -79,6 +80,29 @@ static void say_finding(void *user, const char *text)
     printf("wrong: %s\n", text);
 }
 
+/* config.json says the model that state.json says; else a finding. */
+static assay_status verify_config(const char *dir, const assay_checkpoint *c, int64_t *found)
+{
+    assay_model_config *there = malloc(sizeof *there);
+    ASSAY_CHECK(there != NULL, ASSAY_OUT_OF_MEMORY, "%s: config.json", dir);
+    if (!parity_config_is(dir, &assay_checkpoint_content_of(c)->spec->config, there)) {
+        char text[PARITY_TEXT + 16];
+        snprintf(text, sizeof text, "config.json: %.500s", assay_error_message());
+        assay_error_clear();
+        say_finding(NULL, text);
+        (*found)++;
+    }
+    free(there);
+    return ASSAY_OK;
+}
+
+static assay_status tell_findings(const char *dir, int64_t found, int *code)
+{
+    printf("%s: %lld findings\n", dir, (long long)found);
+    *code = 1;
+    return ASSAY_OK;
+}
+
 static assay_status verify(const ckpt_options *o, int *code)
 {
     const double begin = assay_monotonic_s();
@@ -88,12 +112,14 @@ static assay_status verify(const ckpt_options *o, int *code)
     const assay_checkpoint_ignore ignore = {o->missing, o->unexpected, o->mismatched};
     ASSAY_TRY(assay_checkpoint_verify_each(o->paths[1], &ignore, say_finding, NULL, &found));
     const double seconds = assay_monotonic_s() - begin;
-    if (found > 0) {
-        printf("%s: %lld findings\n", o->paths[1], (long long)found);
-        *code = 1;
-        return ASSAY_OK;
-    }
+    if (found > 0)
+        return tell_findings(o->paths[1], found, code);
     ASSAY_TRY(assay_checkpoint_open_share(&c, o->paths[1], &ignore, ASSAY_CHECKPOINT_HASHED, 1));
+    const assay_status st = verify_config(o->paths[1], c, &found);
+    if (st != ASSAY_OK || found > 0) {
+        assay_checkpoint_close(c);
+        return st != ASSAY_OK ? st : tell_findings(o->paths[1], found, code);
+    }
     int64_t n = 0;
     for (int64_t i = 0; i < assay_checkpoint_stored_count(c); i++) {
         assay_checkpoint_stored t;

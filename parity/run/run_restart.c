@@ -1,6 +1,7 @@
 /* Checkpoints of a task: a run that goes on from one, and one that another layout loads and saves again. */
 #include "parity/run/run_task.h"
 
+#include "core/run/inputs.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,14 +10,18 @@ static assay_status check_header(const parity_task_state *s, const char *dir, co
                                  const assay_train_options *o, int64_t step)
 {
     assay_batches batches = {0};
+    assay_model_spec *spec = NULL;
     assay_status st = ASSAY_OK;
     assay_model_config *config = malloc(sizeof *config);
     ASSAY_CHECK(config != NULL, ASSAY_OUT_OF_MEMORY, "model configuration");
     ASSAY_TRY_GOTO(parity_case_config(s->t->c, config), st, done);
     ASSAY_TRY_GOTO(assay_batches_open(&batches, s->train.batch, config->vocab_size), st, done);
-    const parity_header wanted = {.options = o, .batches = &batches, .layout = o->layout, .step = step};
+    ASSAY_TRY_GOTO(assay_inputs_spec(o, config, &spec), st, done);
+    const parity_header wanted = {
+        .options = o, .batches = &batches, .spec = spec, .layout = o->layout, .step = step};
     st = parity_check_header(dir, claim, &wanted, s->report);
 done:
+    assay_spec_destroy(spec);
     assay_batches_close(&batches);
     free(config);
     return st;

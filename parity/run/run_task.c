@@ -191,14 +191,27 @@ done:
     return st;
 }
 
-/* Checkpoint and result file of the traced run against its trace. */
+/* Whether some run of the task saves after all but the last step. */
+static bool leaves_half(const parity_task_state *s)
+{
+    return s->t->c->steps > 1 && (wants(s, PARITY_CHECK_BITWISE) || strcmp(s->t->variant, "fastest") == 0);
+}
+
+/* Checkpoints and result file of the traced run against its trace; the half-way checkpoint is another run's, with the same bits. */
 static assay_status judge_saved(parity_task_state *s, const assay_trace *trace, const assay_model_spec *spec,
                                 const assay_batches *batches, const char *save, const char *out)
 {
+    char half[ASSAY_PATH];
     int64_t before = parity_report_count(s->report);
     if (wants(s, PARITY_CHECK_CHECKPOINT))
         ASSAY_TRY(close_check(s, PARITY_CHECK_CHECKPOINT, before,
                               parity_check_saved(trace, save, NULL, spec, &s->train, batches, s->report)));
+    ASSAY_TRY(parity_task_path(s->t, "half", half));
+    before = parity_report_count(s->report);
+    if (wants(s, PARITY_CHECK_CHECKPOINT) && leaves_half(s))
+        ASSAY_TRY(close_check(
+            s, PARITY_CHECK_CHECKPOINT, before,
+            parity_check_saved_after(trace, half, "half", s->t->c->steps - 1, spec, &s->train, s->report)));
     before = parity_report_count(s->report);
     if (wants(s, PARITY_CHECK_BITWISE))
         ASSAY_TRY(close_check(s, PARITY_CHECK_BITWISE, before,
