@@ -242,6 +242,9 @@ assay_status parity_check_header(const char *dir, const char *claim, const parit
 /* The same of a header at hand, each result as `base`; the layout as headers spell it. */
 assay_status parity_header_judge(const json_t *header, const parity_header *wanted, const parity_result *base,
                                  parity_report *report);
+/* checkpoint_resumed.c: the result file of a run that went on for its last `left` steps against that of the run without
+ * interruption (BITWISE, "restart"); one that cannot be read is a failure. */
+assay_status parity_check_resumed(const char *whole, const char *rest, int64_t left, parity_report *report);
 /* saved.c: what the traced run left behind is what its trace says.  checkpoint (NULL: none): every master,
  * moment and expert bias of the last step, step, precision and layout of the header (results of CHECKPOINT,
  * operation "save"); out (NULL: none): losses, norms, weights, or logits and gradients (BITWISE, "out"). */

@@ -317,7 +317,7 @@ static assay_status run_training(parity_task_state *s)
     lap(s, PARITY_CHECK_BITWISE);
     const bool bits = wants(s, PARITY_CHECK_BITWISE), moves = wants(s, PARITY_CHECK_CHECKPOINT);
     if ((bits || moves) && s->t->c->steps > 1 &&
-        parity_task_restart(s, o.save, bits, moves, &running) != ASSAY_OK)
+        parity_task_restart(s, &o, bits, moves, &running) != ASSAY_OK)
         ASSAY_TRY(add_skip(s, running));
     lap(s, running);
     json_object_set_new(s->facts, "engine_s", json_real(s->engine_s));

@@ -29,10 +29,11 @@ assay_status parity_task_request(const parity_task *t, char out[ASSAY_PATH]);
  * checkpoint of all but the last step in `half`.  Where bits differ, each change is run alone and named. */
 assay_status parity_task_bits(parity_task_state *s, const char *first_out);
 
-/* run_restart.c.  bitwise: a run goes on after all but one step; the end, states and all, must equal the run without interruption.
- * checkpoint: what was saved there, loaded and saved again by another layout, must hold the same global tensors.  Headers must be
+/* run_restart.c.  bitwise: a run goes on after all but one step; the end, states and all, must equal the run `first` without
+ * interruption, and it must have made that one step alone.  Runs that load are given no weights: one that does not load has nothing to
+ * begin with.  checkpoint: what was saved there, loaded and saved again by another layout, must hold the same global tensors.  Headers must be
  * those of the runs that wrote them.  *running: the check at hand, for the skip where it cannot be done. */
-assay_status parity_task_restart(parity_task_state *s, const char *first_save, bool bitwise, bool checkpoint,
-                                 parity_check *running);
+assay_status parity_task_restart(parity_task_state *s, const assay_train_options *first, bool bitwise,
+                                 bool checkpoint, parity_check *running);
 
 #endif
