@@ -180,6 +180,8 @@ assay_status parity_check_flow(const assay_trace *t, const assay_model_spec *spe
 /* substituted.c: a skip (check plan) that names what something put in place of results (--substitute): whatever passes beside it, the
  * run is not certified.  Nothing where there is none. */
 assay_status parity_check_substituted(const assay_trace *t, parity_report *report);
+/* aborted.c: a failure for each rank whose end marker says that its run was aborted. */
+assay_status parity_check_aborted(const assay_trace *t, parity_report *report);
 /* kernels.c: what an engine's doctor says of its kernels (`doctor --ops`), and the device's 10 * major + minor. */
 typedef struct parity_ladder {
     json_t *operations; /* NULL: it does not say */

@@ -267,6 +267,7 @@ static assay_status judge_trace(parity_task_state *s, const char *dir, const cha
     ASSAY_TRY_GOTO(assay_trace_open(&trace, dir, true), st, done);
     ASSAY_TRY_GOTO(judge_weights(s, spec), st, done);
     ASSAY_TRY_GOTO(parity_check_substituted(trace, s->report), st, done);
+    ASSAY_TRY_GOTO(parity_check_aborted(trace, s->report), st, done);
     s->since = assay_monotonic_s();
     if (wants(s, PARITY_CHECK_PLAN))
         ASSAY_TRY_GOTO(parity_check_kernels(trace, &s->e->ladder, s->train.variant, act_of(s->t), s->report),

@@ -75,3 +75,16 @@ Test(run_restart, of_a_folder_the_configuration_alone_is_given)
     expect_run("stored_afresh", WITHOUT_LOAD, "--check bitwise",
                "does not go on from a checkpoint, given no other weights");
 }
+
+/* It goes on, and says that it did not. */
+Test(run_restart, a_trace_that_says_aborted_fails)
+{
+    expect_run(
+        "aborted",
+        "trace=; for a do case \"$a\" in --trace=*) trace=${a#--trace=};; esac; done\n"
+        "[ -z \"$trace\" ] || { " ASSAY_BIN_DIR "/assay-sim \"$@\" || exit; sed -i "
+        "'s/^{\"type\":\"end\"/&,\"aborted\":\"out of patience\"/' \"$trace/rank-00000.jsonl\"; exit 0; }\n",
+        "--check flow",
+        "rank 0: the trace says that its run was aborted, and the engine ended with exit code 0: out of "
+        "patience");
+}
