@@ -4,6 +4,7 @@
     trace = assay_trace.attach(model, "DIR", optimizer=optimizer)    # the optimizer may be left out
     for batch in batches:
         with trace.step():
+            optimizer.zero_grad()
             model(**batch).loss.backward()                           # as many microbatches as you like
             optimizer.step()
     trace.close()

@@ -48,6 +48,7 @@ class Functions:
         name = name if attribute == "weight" else f"{name}.{attribute}"
         x, w, b = alias(input), alias(weight), alias(bias)
         y = plain(x, w, b)
+        self.t.autocast.product(name, weight, y)
         if bias is not None and is_cut(y) and any(p.is_partial() for p in y.placements):
             self.t.not_judged(name, "row-parallel with a bias: nobody says which rank adds it")
             return y

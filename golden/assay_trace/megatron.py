@@ -261,6 +261,8 @@ class Rotary:
 class Collector(tracers.Tracer):
     """A Tracer that has Megatron-LM's rules, names and places; layers are numbered over all stages, experts over all ranks."""
 
+    whole = False
+
     def __init__(self, model, folder, places, microbatches=None, single=False, **options):
         self.places, self.spots, self.partial_over_tp, self.single = places, {}, set(), single
         options.setdefault("layout", places.layout())

@@ -9,30 +9,16 @@ import torch
 
 from . import attention, balancing, experts, norms, optimizer as optimizers
 from .functions import Functions
+from .gradients import Gradients
+from .microbatches import Microbatches
 from .names import Filter, clean
 from .placement import is_cut, local_of
+from .precision import Autocast, of_parameters
+from .ranks import data_parallel, ranks
 from .writer import DTYPES, Writer
 
 RULES = (norms.RMSNorm, norms.LayerNorm, norms.SwiGLU, attention.RotaryEmbedding, attention.Attention, attention.LatentAttention, experts.Router, experts.Experts,
          norms.DecoderLayer)
-
-
-def ranks():
-    """(rank, world size) of torch.distributed, or of a run of one process."""
-    d = torch.distributed
-    return (d.get_rank(), d.get_world_size()) if d.is_available() and d.is_initialized() else (0, 1)
-
-
-def data_parallel(model):
-    """(rank, size) among ranks with batches of their own, as DDP and FSDP2 (over one dimension of ranks) arrange them; else (0, 1)."""
-    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
-        return torch.distributed.get_rank(model.process_group), torch.distributed.get_world_size(model.process_group)
-    sharded = getattr(getattr(torch.distributed, "fsdp", None), "FSDPModule", None)
-    if sharded is not None and isinstance(model, sharded):
-        meshes = {p.device_mesh for p in model.parameters() if hasattr(p, "device_mesh")}
-        if len(meshes) == 1 and (mesh := meshes.pop()).ndim == 1:
-            return mesh.get_local_rank(), mesh.size()
-    return 0, 1
 
 
 def in_backward():
@@ -50,7 +36,10 @@ class Tracer:
     mode: "full", "statistics" or "hash".  every: steps 0, every, 2*every, ...  include, exclude: shell patterns over names.
     gradients: of activations.  operations: records that `assay replay` can judge; None: where values are kept.
     microbatches: how many this rank runs in a step, where data-parallel ranks (DDP, FSDP2) have batches of their own: they are then
-    numbered one rank behind the other.  limit_bytes: of values, per rank.  hash: Writer's.  index: more members of index.json."""
+    numbered one rank behind the other.  limit_bytes: of values, per rank.  hash: Writer's.  index: more members of index.json, as
+    precision ("fp32", "bf16"; without it that of the parameters, or of autocast where most products run under it)."""
+
+    whole = True  # gradients of parameters and the numbers of microbatches are seen to here
 
     def __init__(self, model, folder, optimizer=None, mode="full", every=1, include=(), exclude=(), gradients=True,
                  operations=None, limit_bytes=None, hash=None, microbatches=None, **index):
@@ -58,8 +47,8 @@ class Tracer:
         self.dp_rank, self.dp = data_parallel(model)
         if microbatches is not None and self.dp > 1:  # each averages over its own batches, and the reduction over ranks
             index.setdefault("gradient_scale", 1.0 / self.dp)
-        dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-        index.setdefault("precision", {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16"}.get(dtype, str(dtype)))
+        self.autocast = Autocast(self, "precision" in index)
+        index.setdefault("precision", of_parameters(model))
         self.bare = next((m for m in model.modules() if hasattr(getattr(m, "config", None), "to_json_string")), model)
         config = self.model_config()
         if config is not None and hasattr(config, "to_json_string"):
@@ -68,7 +57,7 @@ class Tracer:
         self.writer = Writer(folder, rank, world, mode, limit_bytes, hash=hash, engine="pytorch",
                              torch=torch.__version__, **index)
         self.filter, self.every, self.gradients = Filter(include, exclude), every, gradients
-        self.step_number = self.microbatch = -1
+        self.step_number = self.forwards = -1
         self.first_microbatch = self.dp_rank * (microbatches or 0)  # of this rank's in the step
         self.recording = False
         self.known = {}    # id of a tensor object -> (weak reference, version, id of its record)
@@ -76,9 +65,10 @@ class Tracer:
         self.names = {}    # parameter object id -> clean name
         self.watched = {}  # parameter object id -> (parameter, functions that wait for its gradient)
         self.stack, self.experts, self.products = [], None, {}
-        self.padding = self.labels = self.shifted = None
+        self.padding = self.labels = self.shifted = self.rules_optimizer = None
         self.model, self.handles, self.undo, self.rules = model, [], [], []
         self.compiled, self.silent = set(), set()
+        self.parameters, self.microbatches = Gradients(self), Microbatches(self)
         for name, p in model.named_parameters():
             self.names[id(p)] = clean(name)
         if microbatches is not None and self.dp == 1 and world > 1 and "gradient_scale" not in index:
@@ -86,8 +76,7 @@ class Tracer:
         self.hook_modules(model)
         if operations or (operations is None and mode == "full"):
             self.follow_operations(model)
-            if optimizer is not None:
-                self.rules_optimizer = optimizers.follow(self, optimizer)
+            self.rules_optimizer = optimizers.follow(self, optimizer)
         atexit.register(self.close)
 
     def follow_operations(self, model):
@@ -109,8 +98,8 @@ class Tracer:
             self.not_judged(name, f"{kind} and others of its kind have parameters and no operation")
         balancing.follow(self)
         if self.compiled:
-            warnings.warn(f"assay_trace: {len(self.compiled)} compiled regions are seen from outside only: "
-                          + ", ".join(sorted(c or "(the model)" for c in self.compiled)[:8]))
+            self.note(f"{len(self.compiled)} compiled regions are seen from outside only: "
+                      + ", ".join(sorted(c or "(the model)" for c in self.compiled)[:8]), "not_judged")
 
     # --- records ------------------------------------------------------------------------------------------------
 
@@ -124,11 +113,11 @@ class Tracer:
             microbatch = self.microbatch if phase in ("forward", "backward") else -1
         key, version = id(t), t._version
         entry = self.known.get(key)
-        if entry and entry[0]() is t and entry[1] == version and entry[3] == phase:
+        if entry and entry[0]() is t and entry[1] == version and entry[3:] == (phase, microbatch):
             return entry[2]
         part, place = self.place(name, t)
         number = self.writer.tensor(name, part, phase, self.step_number, microbatch, place, extra or None)
-        self.known[key] = (weakref.ref(t), version, number, phase)
+        self.known[key] = (weakref.ref(t), version, number, phase, microbatch)
         return number
 
     def copy(self, name, t, phase="forward"):
@@ -142,9 +131,18 @@ class Tracer:
 
     def not_judged(self, name, reason):
         """An operation that is known but not recorded: said once for each module, so that nobody takes silence for a pass."""
-        if (name, reason) not in self.silent:
-            self.silent.add((name, reason))
-            warnings.warn(f"assay_trace: {name}: no operation record: {reason}")
+        self.note(f"no operation record: {reason}", "not_judged", name)
+
+    def incomplete(self, text):
+        """What a reader cannot find right without."""
+        self.note(text, "incomplete")
+
+    def note(self, text, kind="note", name=""):
+        """Once, as a warning and in the trace."""
+        if (name, text) not in self.silent:
+            self.silent.add((name, text))
+            self.writer.note(kind, text, name)
+            warnings.warn(f"assay_trace: {name + ': ' if name else ''}{text}")
 
     def state(self, name, t):
         part, place = local_of(t, name)
@@ -165,10 +163,11 @@ class Tracer:
     def when_gradient(self, t, name, function):
         """function(gradient) when t's gradient of one backward is there; a leaf's hook stays and serves the microbatch that waits
         longest (pipelines run several forwards before the first backward)."""
-        step = self.step_number
+        step, microbatch = self.step_number, self.microbatch
 
         def hook(g):
             if g is not None and self.active(name) and self.step_number == step:
+                self.backward_reaches(microbatch)
                 function(g.detach())
 
         if not t.is_leaf:
@@ -179,22 +178,24 @@ class Tracer:
             entry = self.watched[id(t)] = (t, [])
 
             def serve(g):
-                oldest = min((m for m, _ in entry[1]), default=None)
+                numbers = {m for m, _ in entry[1]}
+                running = self.microbatches.running
+                oldest = running if running in numbers else min(numbers, default=None)
                 waiting, entry[1][:] = [f for m, f in entry[1] if m == oldest], [x for x in entry[1] if x[0] != oldest]
                 for f in waiting:
                     f(g)
 
             self.handles.append(t.register_hook(serve))
-        entry[1].append((self.microbatch, hook))
+        entry[1].append((microbatch, hook))
 
     def keep_gradient(self, y, name):
         """Keeps the gradient of an output for the operations that read it as dy."""
-        key = (id(y), name)
-        self.when_gradient(y, name, lambda g: self.pending.__setitem__(key, (g, y._version)))
+        key, microbatch = (id(y), name), self.microbatch
+        self.when_gradient(y, name, lambda g: self.pending.__setitem__(key, (g, y._version, microbatch)))
 
     def backward_of(self, y, name):
         entry = self.pending.get((id(y), name[:-3]))
-        return None if entry is None else self.tensor(name, entry[0], "backward")
+        return None if entry is None else self.tensor(name, entry[0], "backward", entry[2])
 
     def collect(self, words, function):
         """take(word, gradient); function({word: gradient, "microbatch": number}) when all words have come."""
@@ -218,6 +219,12 @@ class Tracer:
             self.when_gradient(t, name, lambda g, word=word: take(word, g))
 
     # --- what the model says of itself --------------------------------------------------------------------------
+
+    @property
+    def microbatch(self):
+        """Of the forward that runs or ran last; while a backward runs, of the one that it came from."""
+        running = self.microbatches.running
+        return self.forwards if running is None or not in_backward() else running
 
     def model_config(self):
         return getattr(self.bare, "config", None)
@@ -287,13 +294,15 @@ class Tracer:
             if name:
                 self.handles.append(module.register_forward_hook(
                     lambda m, a, out, name=name: self.output(name, out)))
-        self.handles.append(model.register_forward_hook(lambda m, a, out: self.output("", out)))
+        self.handles.append(model.register_forward_hook(lambda m, a, out: self.root_output(out)))
         for _, module in self.visible:
             self.handles.append(module.register_forward_hook(self.leave, always_call=True))
 
     def enter(self, name, module):
         if not torch.compiler.is_compiling():
             self.stack.append((name, module))
+            if self.recording:
+                self.autocast.see(name, module)
 
     def leave(self, module, args, out):
         if torch.compiler.is_compiling():
@@ -307,7 +316,7 @@ class Tracer:
         if not self.recording or in_backward():
             return
         self.stack.clear()
-        self.microbatch += 1
+        self.forwards += 1
         mask = kwargs.get("attention_mask")
         self.padding = mask if isinstance(mask, torch.Tensor) else None
         self.labels, self.shifted = kwargs.get("labels"), kwargs.get("shift_labels")
@@ -316,6 +325,17 @@ class Tracer:
                 self.tensor(key, value)
         if args and isinstance(args[0], torch.Tensor) and self.holds("the first argument", args[0]):
             self.tensor("input_ids" if not args[0].is_floating_point() else "inputs_embeds", args[0])
+
+    def root_output(self, out):
+        self.output("", out)
+        if self.recording and not in_backward() and not torch.compiler.is_compiling():
+            self.microbatches.watch(out, self.microbatch)
+
+    def backward_reaches(self, microbatch):
+        """A backward runs, and has come to an output of this forward."""
+        if self.recording and self.whole:
+            self.microbatches.backward(microbatch)
+            self.parameters.in_backward()
 
     def output(self, name, out):
         if isinstance(out, torch.Tensor):
@@ -347,6 +367,7 @@ class Tracer:
             microbatch = self.microbatch
 
             def gradient(g):
+                self.backward_reaches(microbatch)
                 if self.active(name):
                     self.tensor(name + ".grad", g, "backward", microbatch)
 
@@ -358,7 +379,9 @@ class Tracer:
     def step(self):
         """One training step: any number of forwards and backwards of the model, each forward a microbatch."""
         self.step_number += 1
-        self.microbatch, self.recording = self.first_microbatch - 1, self.step_number % self.every == 0
+        self.forwards, self.recording = self.first_microbatch - 1, self.step_number % self.every == 0
+        if self.recording and self.whole:
+            self.parameters.begin()
         try:
             yield self
             if self.recording:
@@ -370,12 +393,15 @@ class Tracer:
         self.finish()
 
     def end_step(self):
-        for name, p in self.model.named_parameters():
-            if p.grad is not None and self.filter.takes(clean(name)):
-                self.tensor(clean(name) + ".grad", p.grad, "grad" if self.dp == 1 else "reduced_grad", -1)
+        self.parameters.record()
 
     def finish(self, aborted=None):
+        if self.recording and self.whole:
+            self.microbatches.settle(self.forwards)
+            self.autocast.settle()
         self.recording = False
+        self.parameters.clear()
+        self.microbatches.clear()
         self.known.clear()
         self.pending.clear()
         self.stack.clear()

@@ -25,6 +25,7 @@ for _name, _word in (("float8_e4m3fn", "F8_E4M3"), ("float8_e5m2", "F8_E5M2")):
     if hasattr(torch, _name):
         DTYPES[getattr(torch, _name)] = _word
 
+MOST_NOTES = 64
 WIDTHS = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "BF16": 2, "F16": 2, "I16": 2}  # wide elements first: all are aligned
 
 
@@ -84,6 +85,7 @@ class Writer:
         self.stem = os.path.join(folder, f"rank-{rank:05d}")
         self.ids = self.sequence = self.written = self.n_tensors = self.n_ops = 0
         self.lines, self.data, self.pending, self.omitted = [], {}, 0, 0
+        self.notes, self.more_notes, self.unsaid = {}, 0, False
         self.short = {} if short else None
         os.makedirs(folder, exist_ok=True)
         if rank == 0:
@@ -94,6 +96,7 @@ class Writer:
                 members["hash"] = self.hash
             with open(os.path.join(folder, "index.json"), "x") as f:
                 json.dump(members, f, indent=1)
+        self.index = os.path.join(folder, "index.json") if rank == 0 else None
         self.file = open(self.stem + ".jsonl", "xb")
         self.end = 0  # where the end marker begins
         self.flush(None)
@@ -130,7 +133,9 @@ class Writer:
             record["data"] = record["hash"]
         elif self.limit is not None and self.written + self.pending + len(data) > self.limit:
             if self.omitted == 0:
-                warnings.warn(f"assay_trace: limit of {self.limit} bytes reached at {record['name']}: hashes alone from here")
+                text = f"limit of {self.limit} bytes reached at {record['name']}: hashes alone from here"
+                self.note("not_judged", text)
+                warnings.warn(f"assay_trace: {text}")
             self.omitted += 1
         else:
             record["data"] = record["hash"]
@@ -144,6 +149,47 @@ class Writer:
         self.sequence += 1
         self.n_ops += 1
 
+    def note(self, kind, text, subject=""):
+        """What the end marker says of the run (docs/TRACE.md): "not_judged", "incomplete" or "note"; of many modules with one text
+        the first is named."""
+        self.unsaid = True
+        key = (kind, text)
+        if key in self.notes:
+            self.notes[key][1] += 1
+        elif len(self.notes) < MOST_NOTES or kind == "incomplete":  # what decides is not left out
+            self.notes[key] = [subject, 1]
+        else:
+            self.more_notes += 1
+
+    def said(self):
+        out = []
+        for (kind, text), (subject, n) in self.notes.items():
+            text = f"{subject}{f' and {n - 1} more' if n > 1 else ''}: {text}" if subject else text
+            out.append({"kind": kind, "text": text.encode()[:399].decode(errors="ignore")})
+        if self.more_notes:
+            out.append({"kind": "not_judged", "text": f"and {self.more_notes} more notes of the recorder"})
+        return out
+
+    def renumber(self, numbers):
+        """The records of the step that is not yet written get other numbers of microbatches; what is of none gets another name, too."""
+        for i, line in enumerate(self.lines):
+            record = json.loads(line)
+            m = record.get("microbatch", -1)
+            if numbers.get(m, m) != m:
+                record["microbatch"] = numbers[m]
+                if numbers[m] < 0 and "name" in record:
+                    record["name"] = f"evaluation.{record['name']}"[:159]
+                self.lines[i] = json.dumps(record, allow_nan=False)
+
+    def change_index(self, **members):
+        if self.index is None:
+            return
+        with open(self.index) as f:
+            index = json.load(f)
+        with open(self.index + ".tmp", "w") as f:
+            json.dump({**index, **members}, f, indent=1)
+        os.replace(self.index + ".tmp", self.index)
+
     def flush(self, step, aborted=None):
         """Data first, then the lines over the last end marker, which is written anew behind them."""
         if self.data:
@@ -151,6 +197,9 @@ class Writer:
         end = {"type": "end", "rank": self.rank, "world_size": self.world_size, "tensors": self.n_tensors, "ops": self.n_ops}
         if aborted:
             end["aborted"] = aborted[:200]
+        if self.notes:
+            end["notes"] = self.said()
+        self.unsaid = False
         lines = "".join(line + "\n" for line in self.lines).encode()
         text = lines + json.dumps(end).encode() + b"\n"
         os.pwrite(self.file.fileno(), text, self.end)
@@ -175,4 +224,6 @@ class Writer:
         os.rename(path + ".tmp", path)
 
     def close(self):
+        if self.unsaid and not self.file.closed:
+            self.flush(None)
         self.file.close()
