@@ -70,11 +70,17 @@ class RotaryEmbedding(Rule):
         if not isinstance(position, torch.Tensor) or not isinstance(out, tuple) or position.dim() != 2:
             return self.t.not_judged(self.name, "a rope without positions [batch, sequence]")
         first, dim = position[0].tolist(), out[0].shape[-1]
-        attrs = self.attributes(dim)
-        if attrs is None or first != list(range(len(first))):
+        attrs, rows = self.attributes(dim), {}
+        for row, p in enumerate(first):  # documents in a row: each position once
+            rows.setdefault(p, row)
+        if attrs is None or sorted(rows) != list(range(len(rows))):
             return self.t.not_judged(self.name, "a kind of rope that is not known, or positions that are not 0, 1, 2, ...")
-        cos, sin = (self.t.copy(f"{self.name}.{w}", t[0, :, :dim // 2]) for w, t in zip(("cos", "sin"), out))
-        self.t.op("rope_table", self.name, {}, {"cos": cos, "sin": sin}, {**attrs, "positions": len(first)},
+        order = torch.tensor([rows[p] for p in range(len(rows))], device=out[0].device)
+        if len(rows) < len(first) and not all(torch.equal(t[0], t[0][order][position[0].to(t.device)]) for t in out):
+            self.t.incomplete(f"{self.name}: of one position another angle in each document: no operation record")
+            return
+        cos, sin = (self.t.copy(f"{self.name}.{w}", t[0, order, :dim // 2]) for w, t in zip(("cos", "sin"), out))
+        self.t.op("rope_table", self.name, {}, {"cos": cos, "sin": sin}, {**attrs, "positions": len(rows)},
                   arith={**SUM, "order": "none", "rounding": ["angles"]})
 
 
@@ -165,7 +171,21 @@ class Attention(Rule):
         return t.reshape(b, s, groups, -1)
 
     def visible_from(self, b, s):
-        """The first key of every query [s·b] that a padding mask leaves, or None; False: not of that form."""
+        """The first key of every query [s·b] that a padding mask and documents leave, or None; False: not of that form."""
+        first, start = self.behind_padding(s), self.of_document(b, s)
+        return first if start is None or first is False else start if first is None else torch.maximum(first, start)
+
+    def of_document(self, b, s):
+        """Positions that do not go on by one begin a document, which sees itself alone; None: each row is one."""
+        p = self.t.positions
+        if not isinstance(p, torch.Tensor) or p.dim() != 2 or p.shape[1] != s or p.shape[0] not in (1, b):
+            return None
+        p = p.detach().cpu().long()
+        new = torch.cat([torch.zeros_like(p[:, :1]), (p[:, 1:] != p[:, :-1] + 1).long()], 1)
+        start = torch.cummax(new * torch.arange(s), 1).values
+        return start.expand(b, s).t().reshape(-1).contiguous() if bool(new.any()) else None
+
+    def behind_padding(self, s):
         mask = self.t.padding
         if mask is None or mask.dim() != 2 or bool((mask != 0).all()):
             return None

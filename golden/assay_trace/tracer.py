@@ -65,7 +65,7 @@ class Tracer:
         self.names = {}    # parameter object id -> clean name
         self.watched = {}  # parameter object id -> (parameter, functions that wait for its gradient)
         self.stack, self.experts, self.products = [], None, {}
-        self.padding = self.labels = self.shifted = self.rules_optimizer = None
+        self.padding = self.positions = self.labels = self.shifted = self.rules_optimizer = None
         self.model, self.handles, self.undo, self.rules = model, [], [], []
         self.compiled, self.silent = set(), set()
         self.parameters, self.microbatches = Gradients(self), Microbatches(self)
@@ -319,6 +319,7 @@ class Tracer:
         self.forwards += 1
         mask = kwargs.get("attention_mask")
         self.padding = mask if isinstance(mask, torch.Tensor) else None
+        self.positions = kwargs.get("position_ids")
         self.labels, self.shifted = kwargs.get("labels"), kwargs.get("shift_labels")
         for key, value in kwargs.items():
             if isinstance(value, torch.Tensor) and self.holds(key, value):

@@ -220,6 +220,22 @@ class Training(unittest.TestCase):
 
         self.says(1, "rmsnorm_fwd of model.norm (rank 0, step 0): its module holds eps 2e-06, the model's is", dtype=torch.bfloat16, plant=eps)
 
+    def test_documents_in_rows(self):
+        positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4, 0, 1]]).expand(2, -1)
+
+        def packed(model, n):
+            return model(input_ids=batch(n), position_ids=positions, labels=batch(n)).loss
+
+        def leaking(model, n):
+            mask = torch.zeros(1, 1, 11, 11).masked_fill(~torch.ones(11, 11, dtype=torch.bool).tril(), torch.finfo(torch.float32).min)
+            return model(input_ids=batch(n), position_ids=positions, attention_mask=mask, labels=batch(n)).loss
+
+        trace = self.says(2, "operations     153 outputs computed again: right", "position_ids are not 0, 1, 2, ... in every row", forward=packed)
+        self.assertIn("rope_table", {o["op"] for o in operations(trace)})
+        self.says(1, "attention_fwd of model.layers.0.self_attn.core_attention, output o", forward=leaking)
+        plain = torch.arange(11)[None].expand(2, -1)
+        self.says(0, "RIGHT", forward=lambda m, n: m(input_ids=batch(n), position_ids=plain, labels=batch(n)).loss)
+
     def test_ranks(self):
         for mode in ("ddp", "fsdp2"):
             for before, code, word in ((clip, 0, "RIGHT"), (clip_each, 1, "clipped one by one")):
