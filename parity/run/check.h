@@ -54,5 +54,8 @@ assay_status check_whole(check_state *c);
 assay_status check_gradients(check_state *c);
 /* What a loss that is wrong looks like: other shifts of the labels, a factor; "": nothing known. */
 assay_status check_explain_loss(const check_state *c, int64_t microbatch, char text[PARITY_TEXT]);
+/* check_router.c: the same of the probabilities of chosen experts. */
+void check_explain_probs(const check_state *c, const double *found, int64_t count, int64_t tokens,
+                         char text[PARITY_TEXT]);
 
 #endif

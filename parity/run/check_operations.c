@@ -20,6 +20,21 @@ static void guess_precision(const check_state *c, const parity_claim *r, char te
         snprintf(text, PARITY_TEXT, "an operand or an intermediate result is kept in BF16 or TF32");
 }
 
+/* What a router's probabilities add up to. */
+static assay_status explain_router(const check_state *c, const parity_claim *r, char text[PARITY_TEXT])
+{
+    const assay_trace_op *op = parity_claim_op(c->trace, r);
+    const assay_trace_tensor *t = op != NULL ? assay_trace_op_tensor(c->trace, op, r->tensor) : NULL;
+    ref_value v = {0};
+    if (t == NULL || t->data == NULL || strcmp(r->op, "router_fwd") != 0 || strcmp(r->tensor, "probs") != 0)
+        return ASSAY_OK;
+    ASSAY_TRY(parity_value_of(r->tensor, t, &v));
+    if (v.value != NULL && v.ndim > 1)
+        check_explain_probs(c, v.value, v.count, v.count / v.shape[v.ndim - 1], text);
+    parity_value_free(&v);
+    return ASSAY_OK;
+}
+
 static assay_status explain(check_state *c, const parity_claim *r)
 {
     char why[PARITY_TEXT] = "";
@@ -29,6 +44,8 @@ static assay_status explain(check_state *c, const parity_claim *r)
     const bool proven = why[0] != '\0';
     if (!proven && c->reference != NULL && strcmp(r->op, "cross_entropy_fwd") == 0)
         ASSAY_TRY(check_explain_loss(c, r->microbatch, why));
+    if (!proven)
+        ASSAY_TRY(explain_router(c, r, why));
     if (!proven)
         guess_precision(c, r, why);
     if (why[0] == '\0')

@@ -117,33 +117,14 @@ done:
     return st;
 }
 
-/* Rows of chosen probabilities: sums tell whether they were divided by them. */
 static assay_status explain_probs(const check_state *c, const diff_pair *p, char text[PARITY_TEXT])
 {
     double *found = NULL;
     int64_t count;
-    const int64_t k = c->names->config->moe_router_topk;
     ASSAY_TRY(values_of(c->index, p->e->name, p->e->phase, p->e->step, p->e->microbatch, &found, &count));
-    int64_t ones = 0, rows = 0;
-    for (int64_t i = 0; found != NULL && k > 0 && i + k <= count; i += k, rows++) {
-        double sum = 0.0;
-        for (int64_t j = 0; j < k; j++)
-            sum += found[i + j];
-        ones += fabs(sum / c->names->config->moe_router_topk_scaling_factor - 1.0) < 0.01;
-    }
+    if (found != NULL)
+        check_explain_probs(c, found, count, c->reference->batches.b * c->reference->batches.s, text);
     free(found);
-    if (rows == 0)
-        return ASSAY_OK;
-    if (c->names->config->norm_topk_prob && ones < rows)
-        snprintf(text, PARITY_TEXT,
-                 "the chosen probabilities do not add up to 1 (%lld of %lld tokens): norm_topk_prob is not "
-                 "applied",
-                 (long long)(rows - ones), (long long)rows);
-    else if (!c->names->config->norm_topk_prob && ones == rows)
-        snprintf(text, PARITY_TEXT,
-                 "the chosen probabilities of every token add up to 1: norm_topk_prob is applied, where the "
-                 "model's is "
-                 "false");
     return ASSAY_OK;
 }
 
@@ -167,13 +148,17 @@ static assay_status report_failure(check_state *c, const diff_pair *p, const par
         ASSAY_TRY(explain_probs(c, p, why));
     if (why[0] == '\0')
         snprintf(why, sizeof why, "%s", r->diagnosis);
+    char amount[PARITY_TEXT];
+    if (strncmp(r->message, "another shape", 13) != 0)
+        snprintf(amount, sizeof amount, "%.3g times what rounding explains (relative distance %.3g)",
+                 r->ratio, s->relative);
+    else /* never compared: of another shape */
+        snprintf(amount, sizeof amount, "%.300s", r->message);
     check_fail(c, CHECK_WHOLE,
                "the first tensor that differs from the reference is %.150s = %.150s (phase %s, rank %d, step "
-               "%lld%s): "
-               "%.3g times what rounding explains (relative distance %.3g)%s%.400s",
+               "%lld%s): %.300s%s%.400s",
                p->e->name, p->o->name, assay_phase_name(p->e->phase), p->e->pieces[0].record->rank,
-               (long long)p->e->step, microbatch, r->ratio, s->relative,
-               why[0] != '\0' ? "; looks like: " : "", why);
+               (long long)p->e->step, microbatch, amount, why[0] != '\0' ? "; looks like: " : "", why);
     return ASSAY_OK;
 }
 

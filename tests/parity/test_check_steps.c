@@ -1,5 +1,7 @@
 /* Laws of `assay check` that need no reference: what AdamW left in one recorded step is what the next one finds and what its forward
- * reads; a run may begin late and leave steps out.  */
+ * reads; a run may begin late and leave steps out.  And what the
+ * probabilities of chosen experts look like. */
+#include "parity/run/check.h"
 #include "tests/support/parity.h"
 
 enum { N = 16, STEPS = 3, WORDS = 4 };
@@ -173,4 +175,37 @@ Test(check_steps, steps_between_recorded_ones_are_noted)
     check(&p, text, sizeof text);
     cr_expect(strstr(text, "AdamW made steps between recorded ones (1 times"), "%s", text);
     cr_expect(strstr(text, "what AdamW left in step 0") == NULL, "%s", text);
+}
+
+/* --- a router ----------------------------------------------------------------------------------------------- */
+
+static const char *explain(bool norm, double factor, int k, const double *x, int64_t count)
+{
+    static char text[PARITY_TEXT];
+    assay_model_config *m = calloc(1, sizeof *m);
+    parity_aligner names = {.config = m};
+    const check_state c = {.names = &names};
+    m->norm_topk_prob = norm;
+    m->moe_router_topk_scaling_factor = factor;
+    m->moe_router_topk = k;
+    text[0] = '\0';
+    check_explain_probs(&c, x, count, 3, text);
+    free(m);
+    return text;
+}
+
+Test(check_steps, probabilities_say_what_they_add_up_to)
+{
+    static const double one[6] = {0.5, 0.5, 0.25, 0.75, 0.9, 0.1},
+                        scaled[6] = {1.25, 1.25, 1.0, 1.5, 2.0, 0.5},
+                        plain[6] = {0.4, 0.2, 0.3, 0.1, 0.5, 0.2};
+    cr_expect_str_eq(explain(true, 1.0, 2, one, 3),
+                     "every token chooses 1 expert, the model's num_experts_per_tok is 2");
+    cr_expect(strstr(explain(true, 2.5, 2, one, 6), "routed_scaling_factor is not applied"));
+    cr_expect(strstr(explain(true, 1.0, 2, scaled, 6), "add up to 2.5, the model's to 1"));
+    cr_expect(strstr(explain(true, 1.0, 2, plain, 6), "norm_topk_prob is not applied"));
+    cr_expect(strstr(explain(false, 1.0, 2, one, 6), "norm_topk_prob is applied"));
+    cr_expect_str_eq(explain(true, 1.0, 2, one, 6), "");
+    cr_expect_str_eq(explain(true, 2.5, 2, scaled, 6), "");
+    cr_expect_str_eq(explain(false, 1.0, 2, plain, 6), "");
 }
