@@ -7,110 +7,6 @@
 #include <string.h>
 #include <unistd.h>
 
-/* --- the recorded batch ------------------------------------------------------------------------------------- */
-
-static assay_status read_tokens(const parity_index *x, const char *name, int64_t step, int64_t microbatch,
-                                parity_global *out, bool *found)
-{
-    parity_result finding;
-    const parity_entry *e = parity_index_find(x, name, ASSAY_PHASE_FORWARD, step, microbatch);
-    *found = e != NULL;
-    if (e == NULL)
-        return ASSAY_OK;
-    parity_result_init(&finding);
-    for (int64_t i = 0; i < e->n; i++)
-        ASSAY_CHECK(e->pieces[i].record->data != NULL, ASSAY_UNSUPPORTED,
-                    "%s: hashes alone, no token ids to run the reference on", name);
-    ASSAY_TRY(parity_entry_assemble(x, e, out, &finding));
-    ASSAY_CHECK(out->complete, ASSAY_UNSUPPORTED,
-                "%s: expected one batch, found ranks that disagree (a data-parallel run records every rank's "
-                "rows under one name): %.300s",
-                name, finding.message);
-    ASSAY_CHECK(out->ndim == 2 && parity_is_integer(out->dtype), ASSAY_UNSUPPORTED,
-                "%s: expected token ids [b,s], found %d dimensions of %s", name, out->ndim,
-                assay_dtype_name(out->dtype));
-    return ASSAY_OK;
-}
-
-/* A mask that hides nothing is none. */
-static assay_status check_mask(const parity_index *x, int64_t step, int64_t microbatch)
-{
-    parity_global g = {0};
-    parity_result finding;
-    assay_status st = ASSAY_OK;
-    const parity_entry *e = parity_index_find(x, "attention_mask", ASSAY_PHASE_FORWARD, step, microbatch);
-    if (e == NULL)
-        return ASSAY_OK;
-    parity_result_init(&finding);
-    ASSAY_TRY_GOTO(parity_entry_assemble(x, e, &g, &finding), st, done);
-    for (int64_t i = 0; i < g.count && g.complete; i++)
-        ASSAY_CHECK_GOTO(parity_can_decode(g.dtype) && parity_decode(g.data, i, g.dtype) != 0.0,
-                         ASSAY_UNSUPPORTED, st, done,
-                         "attention_mask: hides tokens; the reference runs rows without padding");
-done:
-    parity_global_free(&g);
-    return st;
-}
-
-static assay_status take_microbatch(parity_reference *r, int64_t microbatch, bool *found)
-{
-    parity_global ids = {0}, labels = {0};
-    assay_batches *b = &r->batches;
-    bool has_labels = false;
-    assay_status st = ASSAY_OK;
-    const int64_t vocab = r->spec->config.vocab_size;
-    ASSAY_TRY_GOTO(read_tokens(r->candidate, "input_ids", r->step, microbatch, &ids, found), st, done);
-    if (!*found)
-        goto done;
-    ASSAY_TRY_GOTO(check_mask(r->candidate, r->step, microbatch), st, done);
-    ASSAY_TRY_GOTO(read_tokens(r->candidate, "labels", r->step, microbatch, &labels, &has_labels), st, done);
-    if (microbatch == 0) {
-        b->b = ids.shape[0];
-        b->s = ids.shape[1];
-    }
-    ASSAY_CHECK_GOTO(ids.shape[0] == b->b && ids.shape[1] == b->s &&
-                         (!has_labels || labels.count == ids.count),
-                     ASSAY_UNSUPPORTED, st, done, "input_ids: microbatches of different shapes");
-    const size_t bytes = (size_t)((microbatch + 1) * ids.count + 1) * sizeof(int64_t);
-    int64_t *all_ids = realloc(b->input_ids, bytes);
-    b->input_ids = all_ids != NULL ? all_ids : b->input_ids;
-    int64_t *all_labels = realloc(b->labels, bytes);
-    b->labels = all_labels != NULL ? all_labels : b->labels;
-    ASSAY_CHECK_GOTO(all_ids != NULL && all_labels != NULL, ASSAY_OUT_OF_MEMORY, st, done, "batch");
-    for (int64_t i = 0; i < ids.count; i++) {
-        const int64_t at = microbatch * ids.count + i, id = parity_decode_integer(ids.data, i, ids.dtype);
-        const int64_t label = has_labels ? parity_decode_integer(labels.data, i, labels.dtype) : id;
-        ASSAY_CHECK_GOTO(
-            id >= 0 && id < vocab && (label == ASSAY_IGNORE_INDEX || (label >= 0 && label < vocab)),
-            ASSAY_UNSUPPORTED, st, done,
-            "input_ids: expected ids below %lld, the model's vocabulary, found %lld and label %lld",
-            (long long)vocab, (long long)id, (long long)label);
-        b->input_ids[at] = id;
-        b->labels[at] = label;
-    }
-done:
-    parity_global_free(&labels);
-    parity_global_free(&ids);
-    return st;
-}
-
-static assay_status take_batch(parity_reference *r)
-{
-    int64_t n = 0;
-    bool found = true;
-    r->step = r->candidate->n > 0 ? r->candidate->entries[0].step : 0;
-    for (int64_t i = 0; i < r->candidate->n; i++)
-        if (r->candidate->entries[i].step < r->step)
-            r->step = r->candidate->entries[i].step;
-    for (; found; n += found)
-        ASSAY_TRY(take_microbatch(r, n, &found));
-    ASSAY_CHECK(n > 0, ASSAY_UNSUPPORTED, "the trace records no input_ids to run the reference on");
-    r->batches.steps = 1;
-    r->batches.microbatches = n;
-    r->batches.training = n > 1;
-    return ASSAY_OK;
-}
-
 /* --- weights ------------------------------------------------------------------------------------------------ */
 
 assay_status parity_reference_create(parity_reference **out, const parity_aligner *names, const char *folder,
@@ -125,7 +21,7 @@ assay_status parity_reference_create(parity_reference **out, const parity_aligne
     r->candidate = candidate;
     r->precision = precision;
     r->perturb = 1.0;
-    ASSAY_TRY_GOTO(take_batch(r), st, fail);
+    ASSAY_TRY_GOTO(parity_reference_take_batch(r), st, fail);
     ASSAY_TRY_GOTO(ref_weights_load(r->spec, folder, NULL, -1, &r->weights), st, fail);
     *out = r;
     return ASSAY_OK;
@@ -147,6 +43,7 @@ void parity_reference_destroy(parity_reference *r)
     if (r->weights != NULL)
         ref_weights_free(r->spec, r->weights);
     assay_batches_close(&r->batches);
+    free(r->microbatches);
     if (r->folder[0] != '\0')
         assay_scratch_remove(r->folder);
     free(r);
@@ -213,6 +110,7 @@ static assay_status run_one(parity_reference *r, int run, assay_trace **trace, p
     ref_run_config config = {.spec = r->spec, .options = &options, .batches = &r->batches};
     assay_train_options_default(&options);
     options.train_iters = r->batches.training ? 1 : 0;
+    options.calculate_per_token_loss = !r->means;
     if (r->spec->config.num_moe_experts > 0) {
         config.routing = choice_of;
         config.routing_user = r;

@@ -1,6 +1,5 @@
 /* Laws of `assay check` that need no reference: what AdamW left in one recorded step is what the next one finds and what its forward
- * reads; a run may begin late and leave steps out.  And what the
- * probabilities of chosen experts look like. */
+ * reads; a run may begin late and leave steps out.  And what the probabilities of chosen experts look like. */
 #include "parity/run/check.h"
 #include "tests/support/parity.h"
 
@@ -14,6 +13,7 @@ typedef struct plant {
     float add, times;  /* to what it is; 0, 0: all zero */
     int number[STEPS]; /* of the optimizer's step */
     bool low;          /* the weight is stored in BF16 */
+    bool second;       /* another parameter has a gradient and no optimizer */
 } plant;
 static const plant none = {.number = {1, 2, 3}};
 
@@ -43,6 +43,26 @@ static int64_t put(assay_trace_writer *w, const plant *p, const char *word, assa
     }
     must(assay_trace_write_tensor(w, &t, t.dtype == ASSAY_BF16 ? (const void *)low : x));
     return t.id;
+}
+
+static void put_gradients(assay_trace_writer *w, int step)
+{
+    static const struct {
+        const char *name;
+        assay_phase phase;
+    } rows[] = {{"model.norm.weight.grad", ASSAY_PHASE_GRAD},
+                {"lm_head.weight.grad", ASSAY_PHASE_GRAD},
+                {"lm_head.weight", ASSAY_PHASE_FORWARD}};
+    const int64_t n = N;
+    float x[N];
+    for (int i = 0; i < N; i++)
+        x[i] = value(1, 0, i);
+    for (size_t k = 0; k < sizeof rows / sizeof *rows; k++) {
+        assay_trace_tensor t = tensor_of(rows[k].name, rows[k].phase, ASSAY_F32, 1, &n);
+        t.microbatch = -1;
+        t.step = step;
+        must(assay_trace_write_tensor(w, &t, x));
+    }
 }
 
 /* What is left after a step, of master, exp_avg and exp_avg_sq. */
@@ -77,6 +97,8 @@ static void put_step(assay_trace_writer *w, const plant *p, int step)
                          "weight_decay", 0.1, "step", p->number[step]);
     must(assay_trace_write_op(w, &op));
     json_decref(op.attrs);
+    if (p->second)
+        put_gradients(w, step);
     must(assay_trace_end_step(w));
 }
 
@@ -175,6 +197,21 @@ Test(check_steps, steps_between_recorded_ones_are_noted)
     check(&p, text, sizeof text);
     cr_expect(strstr(text, "AdamW made steps between recorded ones (1 times"), "%s", text);
     cr_expect(strstr(text, "what AdamW left in step 0") == NULL, "%s", text);
+}
+
+Test(check_steps, what_the_optimizer_leaves_out_is_noted)
+{
+    plant p = none;
+    p.second = true;
+    expect(
+        &p,
+        "note: 1 of 2 parameters with a gradient have no step of the optimizer in step 0: lm_head.weight: ");
+    expect(&p,
+           "note: 1 of 2 parameters with a gradient are in step 1 what they were in step 0, where the others "
+           "changed: lm_head.weight: ");
+    char text[16384];
+    check(&none, text, sizeof text);
+    cr_expect(strstr(text, "parameters with a gradient") == NULL, "%s", text);
 }
 
 /* --- a router ----------------------------------------------------------------------------------------------- */
