@@ -23,8 +23,8 @@ static bool deal_heads(ref_value *v, int64_t heads, int64_t groups, int64_t d)
 
 bool suspect_other_groups(suspect_trial *t, int number, char text[PARITY_TEXT])
 {
-    const int64_t heads = (int64_t)suspect_attr(t, "heads"), groups = (int64_t)suspect_attr(t, "groups"),
-                  d = (int64_t)suspect_attr(t, "head_dim"), dv = (int64_t)suspect_attr(t, "head_dim_v");
+    const int64_t heads = suspect_size(t, "heads"), groups = suspect_size(t, "groups"),
+                  d = suspect_size(t, "head_dim"), dv = suspect_size(t, "head_dim_v");
     ref_value *q = suspect_input(t, "q"), *o = suspect_output(t, "o");
     (void)number;
     if (q == NULL || o == NULL || heads <= 0 || groups <= 1 || groups >= heads || heads % groups != 0 ||
@@ -83,12 +83,12 @@ bool suspect_rows_open(suspect_trial *t, suspect_rows *r)
 {
     const ref_value *at = suspect_input(t, "q_position"), *of = suspect_input(t, "k_position"),
                     *first = suspect_input(t, "first_key");
-    *r = (suspect_rows){.batch = (int64_t)suspect_attr(t, "batch"),
-                        .heads = (int64_t)suspect_attr(t, "heads"),
-                        .groups = (int64_t)suspect_attr(t, "groups"),
-                        .d = (int64_t)suspect_attr(t, "head_dim"),
-                        .dv = (int64_t)suspect_attr(t, "head_dim_v"),
-                        .window = (int64_t)suspect_attr(t, "window"),
+    *r = (suspect_rows){.batch = suspect_size(t, "batch"),
+                        .heads = suspect_size(t, "heads"),
+                        .groups = suspect_size(t, "groups"),
+                        .d = suspect_size(t, "head_dim"),
+                        .dv = suspect_size(t, "head_dim_v"),
+                        .window = suspect_size(t, "window"),
                         .scale = suspect_attr(t, "scale"),
                         .q = suspect_input(t, "q"),
                         .k = suspect_input(t, "k"),
@@ -187,8 +187,10 @@ static double fit_scale(suspect_trial *t)
         double top = 0.0, below = 0.0;
         for (int64_t i = rows - 1; i >= 0; i -= stride)
             fit_row(&r, i / r.heads, i % r.heads, s, key, dot, p, &top, &below);
-        const double next = below > 0.0 ? s + top / below : (double)NAN;
+        const double next = below > 0.0 ? s + top / below : (double)NAN, before = s;
         s = next < 0.25 * s ? 0.25 * s : next > 4.0 * s ? 4.0 * s : next;
+        if (fabs(s - before) <= 1e-13 * before)
+            break;
     }
     free(p);
     free(dot);
@@ -200,7 +202,7 @@ static double fit_scale(suspect_trial *t)
 bool suspect_fitted_scale(suspect_trial *t, int number, char text[PARITY_TEXT])
 {
     const double declared = suspect_attr(t, "scale"), fit = fit_scale(t);
-    const int64_t d = (int64_t)suspect_attr(t, "head_dim");
+    const int64_t d = suspect_size(t, "head_dim");
     if (!(fit > 1e-6) || !(fit < 1e6) || fabs(fit - declared) <= 1e-5 * declared)
         return false;
     const double n = nearbyint(1.0 / (fit * fit)), few = suspect_short_number(fit, 1e-4);
@@ -227,7 +229,7 @@ bool suspect_fitted_scale(suspect_trial *t, int number, char text[PARITY_TEXT])
 
 bool suspect_other_window(suspect_trial *t, int number, char text[PARITY_TEXT])
 {
-    const int64_t w = (int64_t)suspect_attr(t, "window");
+    const int64_t w = suspect_size(t, "window");
     const int64_t other = number == 0 ? 0 : number == 1 ? w + 1 : w - 1;
     if (w <= 0 || other == w || (number > 0 && other <= 0))
         return false;

@@ -186,13 +186,10 @@ static int64_t find_mask(const masked *m, int64_t query, int64_t head)
     return -1;
 }
 
-static bool try_masks(suspect_trial *t, masked *m, char text[PARITY_TEXT])
+static bool try_masks(suspect_trial *t, masked *m, double p, char text[PARITY_TEXT])
 {
     const suspect_rows *r = &m->r;
-    const double p = share_of(fit_kept(m), r->o->dtype);
     int64_t lost = 0, n = 0;
-    if (!(p > 0.0))
-        return false;
     m->kept = 1.0 / (1.0 - p);
     t->counted = true;
     for (int64_t i = 0; i < r->queries * r->heads && t->bad == 0; i++) {
@@ -208,36 +205,44 @@ static bool try_masks(suspect_trial *t, masked *m, char text[PARITY_TEXT])
     return is_share(lost, n, p);
 }
 
-bool suspect_attention_dropout(suspect_trial *t, int number, char text[PARITY_TEXT])
+/* What attention allows without dropout, for every element of o. */
+static bool try_bounds(suspect_trial *t, masked *m, double p, char text[PARITY_TEXT])
 {
-    masked m = {.kept = 1.0};
     ref_replay_result result;
-    bool applies = false;
-    (void)number;
     memset(&result, 0, sizeof result);
-    if (!suspect_rows_open(t, &m.r) || suspect_attr(t, "dropout_p") > 0.0)
-        return false;
     if (ref_replay(t->op->op, t->attrs, &t->declared, t->in, t->n_in, t->out, t->n_out, &result) !=
         ASSAY_OK) {
         assay_error_clear();
         return false;
     }
     const ref_value *o = parity_find_value(result.outputs, result.n_outputs, "o");
-    m.bound = o != NULL && o->count == m.r.o->count ? o->bound : NULL;
+    m->bound = o != NULL && o->count == m->r.o->count ? o->bound : NULL;
+    const bool applies = m->bound != NULL && try_masks(t, m, p, text);
+    ref_replay_free(&result);
+    return applies;
+}
+
+bool suspect_attention_dropout(suspect_trial *t, int number, char text[PARITY_TEXT])
+{
+    masked m = {.kept = 1.0};
+    bool applies = false;
+    (void)number;
+    if (!suspect_rows_open(t, &m.r) || suspect_attr(t, "dropout_p") > 0.0)
+        return false;
     const size_t keys = (size_t)m.r.keys + 1;
     m.key = malloc(keys * sizeof *m.key);
     m.dot = malloc(keys * sizeof *m.dot);
     m.p = malloc(keys * sizeof *m.p);
     m.low = malloc(sizeof *m.low << LOW);
     m.allowed = malloc(((size_t)m.r.dv + 1) * sizeof *m.allowed);
-    if (m.bound != NULL && m.key != NULL && m.dot != NULL && m.p != NULL && m.low != NULL &&
-        m.allowed != NULL)
-        applies = try_masks(t, &m, text);
+    if (m.key != NULL && m.dot != NULL && m.p != NULL && m.low != NULL && m.allowed != NULL) {
+        const double p = share_of(fit_kept(&m), m.r.o->dtype);
+        applies = p > 0.0 && try_bounds(t, &m, p, text);
+    }
     free(m.allowed);
     free(m.low);
     free(m.p);
     free(m.dot);
     free(m.key);
-    ref_replay_free(&result);
     return applies;
 }

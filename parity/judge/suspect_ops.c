@@ -23,6 +23,13 @@ double suspect_attr(const suspect_trial *t, const char *key)
     return json_number_value(json_object_get(t->attrs, key));
 }
 
+int64_t suspect_size(const suspect_trial *t, const char *key)
+{
+    const json_t *x = json_object_get(t->attrs, key);
+    const int64_t n = json_is_integer(x) ? (int64_t)json_integer_value(x) : 0;
+    return n >= 0 && n <= (int64_t)1 << 30 ? n : 0;
+}
+
 /* The number with few digits nearest to x within what a fit may be off. */
 double suspect_round_number(double x)
 {

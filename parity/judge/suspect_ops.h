@@ -9,6 +9,8 @@
 /* Attributes of the trial. */
 bool suspect_set_real(suspect_trial *t, const char *key, double x);
 double suspect_attr(const suspect_trial *t, const char *key);
+/* A whole number up to 2^30; 0: none. */
+int64_t suspect_size(const suspect_trial *t, const char *key);
 /* The number with few digits nearest to x within what a fit may be off. */
 double suspect_round_number(double x);
 /* The number with the fewest digits within `share` of x; x itself where that is more than six. */

@@ -198,7 +198,7 @@ bool suspect_other_pairs_mla(suspect_trial *t, int number, char text[PARITY_TEXT
     const ref_value *c = suspect_input(t, "cos");
     if (x == NULL || y == NULL || c == NULL || c->ndim != 2 || x->value == NULL || y->value == NULL)
         return false;
-    const int64_t half = c->shape[1], nope = (int64_t)suspect_attr(t, of_q ? "head_dim" : "qk_head_dim");
+    const int64_t half = c->shape[1], nope = suspect_size(t, of_q ? "head_dim" : "qk_head_dim");
     const int64_t of_y = of_q ? nope : nope + 2 * half, of_x = of_q ? of_y : 2 * half;
     if (half < 2 || nope < 0 || of_x < 2 * half || of_x > x->count || of_y < 2 * half || of_y > y->count)
         return false;
