@@ -246,6 +246,8 @@ Test(parity_suspect, sums_products_and_the_rest)
          .expected = "the weight is transposed"},
         {"linear_fwd", "{}", "x:a:6,8 weight:a:4,8", F32, .plant = autocast,
          .expected = "the operands are rounded to BF16 (autocast)"},
+        {"linear_fwd", "{}", "x:a:6,8 weight:a:4,8", F32, .plant = other_weight,
+         .expected = "the product is with another weight: other.weight"},
         {"swiglu_fwd", "{}", "x:a:6,16", F32, .plant = exchanged, .expected = "gate and up are exchanged"},
         {"router_fwd", ROUTER("true", "true"), "logits:f:9,6", F32, .actual = "{\"norm_topk_prob\": false}",
          .expected =

@@ -83,6 +83,13 @@ static inline void read_slots(call *c, const planted *p)
     }
 }
 
+/* The weight of another layer, which the trace holds, too. */
+static inline void fill_other_weight(ref_value *v)
+{
+    for (int64_t i = 0; i < v->count; i++)
+        v->value[i] = ref_round(noise_at(777 + i) - 0.5, v->dtype);
+}
+
 static inline void free_call(call *c)
 {
     for (int i = 0; i < c->n_in; i++) {
@@ -166,6 +173,13 @@ static inline void record(const char *dir, const planted *p, bool honest)
     assay_trace_writer *w;
     must(assay_trace_writer_open(&w, dir, 0, 1, header, false));
     json_decref(header);
+    if (strstr(p->slots, "weight:") != NULL) {
+        call other = {.n_in = 0};
+        read_slots(&other, p);
+        fill_other_weight(slot_of(&other, "weight"));
+        put_value(w, "other.weight", slot_of(&other, "weight"));
+        free_call(&other);
+    }
     for (int k = honest ? 0 : 1; k < 2; k++) {
         const planted plain = {
             .op = p->op, .attrs = p->attrs, .slots = p->slots, .act = p->act, .narrow = p->narrow};

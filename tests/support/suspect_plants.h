@@ -278,6 +278,11 @@ static inline void transposed(call *c)
         w->value[i] = kept[i % 8 * 8 + i / 8];
 }
 
+static inline void other_weight(call *c)
+{
+    fill_other_weight(slot_of(c, "weight"));
+}
+
 static inline void autocast(call *c)
 {
     ref_value *both[] = {slot_of(c, "x"), slot_of(c, "weight")};
