@@ -104,14 +104,12 @@ const char *const *assay_config_yarn_words(void)
     return yarn_words;
 }
 
-/* Megatron-LM's word for a member; neither said: `otherwise`, its default, where it is meant. */
+/* Megatron-LM's word for a member. */
 static assay_status read_word(const json_t *root, const char *word, const char *own, double min, double max,
-                              bool meant, double otherwise, const char *what, double *out)
+                              const char *what, double *out)
 {
-    const bool said = json_object_get(root, word) != NULL, own_said = json_object_get(root, own) != NULL;
-    ASSAY_CHECK(!said || !own_said, ASSAY_MISMATCH, "%s: %s and %s: expected one of them", what, word, own);
-    if (!said && !own_said && meant)
-        *out = otherwise;
+    ASSAY_CHECK(json_object_get(root, word) == NULL || json_object_get(root, own) == NULL, ASSAY_MISMATCH,
+                "%s: %s and %s: expected one of them", what, word, own);
     return assay_json_get_double(root, word, false, min, max, what, out);
 }
 
@@ -119,19 +117,24 @@ static assay_status read_word(const json_t *root, const char *word, const char *
 static assay_status read_mla(const json_t *root, bool form, const char *what, assay_model_config *c)
 {
     static const char length[] = "original_max_position_embeddings",
-                      own_length[] = "rope_original_max_position_embeddings";
+                      own_length[] = "rope_original_max_position_embeddings",
+                      factor[] = "rotary_scaling_factor", own_factor[] = "rope_factor";
     const int64_t longest = (int64_t)1 << 40;
-    ASSAY_TRY(read_word(root, "mscale_all_dim", "rope_mscale_all_dim", 0.0, longest_mscale, false, 0.0, what,
+    ASSAY_TRY(read_word(root, "mscale_all_dim", "rope_mscale_all_dim", 0.0, longest_mscale, what,
                         &c->rope_mscale_all_dim));
-    if (c->rope_type == ASSAY_ROPE_YARN || c->rope_mscale_all_dim > 0.0)
-        ASSAY_TRY(read_word(root, "rotary_scaling_factor", "rope_factor", 1e-6, 1e9, form, 40.0, what,
-                            &c->rope_factor));
+    if (c->rope_type == ASSAY_ROPE_YARN || c->rope_mscale_all_dim > 0.0) {
+        ASSAY_CHECK(!form || json_object_get(root, factor) != NULL ||
+                        json_object_get(root, own_factor) != NULL,
+                    ASSAY_FORMAT,
+                    "%s: %s: missing, expected a number (the default of MLATransformerConfig is 40, that of "
+                    "Megatron-LM's --rotary-scaling-factor, which it hands over, 1.0)",
+                    what, factor);
+        ASSAY_TRY(read_word(root, factor, own_factor, 1e-6, 1e9, what, &c->rope_factor));
+    }
     if (c->rope_type != ASSAY_ROPE_YARN)
         return ASSAY_OK;
-    ASSAY_TRY(
-        read_word(root, "beta_fast", "rope_beta_fast", 1e-6, 1e9, false, 0.0, what, &c->rope_beta_fast));
-    ASSAY_TRY(
-        read_word(root, "beta_slow", "rope_beta_slow", 1e-6, 1e9, false, 0.0, what, &c->rope_beta_slow));
+    ASSAY_TRY(read_word(root, "beta_fast", "rope_beta_fast", 1e-6, 1e9, what, &c->rope_beta_fast));
+    ASSAY_TRY(read_word(root, "beta_slow", "rope_beta_slow", 1e-6, 1e9, what, &c->rope_beta_slow));
     ASSAY_CHECK(json_object_get(root, length) == NULL || json_object_get(root, own_length) == NULL,
                 ASSAY_MISMATCH, "%s: %s and %s: expected one of them", what, length, own_length);
     if (form && json_object_get(root, own_length) == NULL)
@@ -141,7 +144,7 @@ static assay_status read_mla(const json_t *root, bool form, const char *what, as
     ASSAY_CHECK(json_object_get(root, "mscale") == NULL ||
                     json_object_get(root, "rope_attention_factor") == NULL,
                 ASSAY_MISMATCH, "%s: mscale and rope_attention_factor: expected one of them", what);
-    return read_word(root, "mscale", "rope_mscale", 0.0, longest_mscale, false, 0.0, what, &c->rope_mscale);
+    return read_word(root, "mscale", "rope_mscale", 0.0, longest_mscale, what, &c->rope_mscale);
 }
 
 assay_status assay_config_read_megatron_yarn(const json_t *root, bool form, const char *what,

@@ -73,7 +73,7 @@ Test(config_yarn, words_of_hugging_face)
 
 Test(config_yarn, words_of_megatron)
 {
-    assay_model_config c = config_read(mla, "{" FORM "}"); /* its defaults */
+    assay_model_config c = config_read(mla, "{" FORM ",\"rotary_scaling_factor\":40}"); /* its defaults */
     cr_expect(c.rope_type == ASSAY_ROPE_YARN && c.rope_factor == 40.0 && c.rope_beta_fast == 32.0 &&
               c.rope_beta_slow == 1.0 && c.rope_truncate && c.rope_mscale == 1.0 &&
               c.rope_mscale_all_dim == 0.0 && c.rope_attention_factor == 0.0 &&
@@ -85,7 +85,8 @@ Test(config_yarn, words_of_megatron)
               c.rope_mscale == 0.7 && c.rope_mscale_all_dim == 0.9 &&
               c.rope_original_max_position_embeddings == 64);
     /* the scale of scores asks for no yarn */
-    c = config_read(mla, "{" FORM ",\"rope_type\":\"rope\",\"mscale_all_dim\":0.9}");
+    c = config_read(mla,
+                    "{" FORM ",\"rope_type\":\"rope\",\"mscale_all_dim\":0.9,\"rotary_scaling_factor\":40}");
     cr_expect(c.rope_type == ASSAY_ROPE_DEFAULT && c.rope_factor == 40.0 && c.rope_mscale_all_dim == 0.9 &&
               c.rope_mscale == 0.0);
     c = config_read(mla, "{" FORM ",\"rope_type\":\"rope\",\"rotary_scaling_factor\":4}");
@@ -163,14 +164,22 @@ Test(config_yarn, wrong_files_are_refused_by_name)
         {plain, "{\"rotary_scaling_factor\":40}", ASSAY_UNSUPPORTED,
          "rotary_scaling_factor: a word of multi-latent attention"},
         {mla, "{\"rope_mscale_all_dim\":0.9}", ASSAY_LIMIT, "rope_factor: expected"},
+        {mla, "{" FORM "}", ASSAY_FORMAT,
+         "rotary_scaling_factor: missing, expected a number (the default of MLATransformerConfig is 40, that "
+         "of "
+         "Megatron-LM's --rotary-scaling-factor, which it hands over, 1.0)"},
+        {mla, "{" FORM ",\"rope_type\":\"rope\",\"mscale_all_dim\":0.9}", ASSAY_FORMAT,
+         "rotary_scaling_factor: missing"},
         {mla, "{" FORM ",\"rope_factor\":8,\"rotary_scaling_factor\":8}", ASSAY_MISMATCH,
          "rotary_scaling_factor and rope_factor: expected one of them"},
-        {mla, "{" FORM ",\"mscale\":1,\"rope_attention_factor\":8}", ASSAY_MISMATCH,
-         "mscale and rope_attention_factor: expected one of them"},
-        {mla, "{" FORM ",\"original_max_position_embeddings\":8,\"rope_original_max_position_embeddings\":8}",
+        {mla, "{" FORM ",\"rotary_scaling_factor\":40,\"mscale\":1,\"rope_attention_factor\":8}",
+         ASSAY_MISMATCH, "mscale and rope_attention_factor: expected one of them"},
+        {mla,
+         "{" FORM ",\"rotary_scaling_factor\":40,\"original_max_position_embeddings\":8,\"rope_original_max_"
+                  "position_embeddings\":8}",
          ASSAY_MISMATCH, "rope_original_max_position_embeddings: expected one of them"},
-        {mla, "{" FORM ",\"original_max_position_embeddings\":4096.5}", ASSAY_FORMAT,
-         "original_max_position_embeddings: expected an integer"},
+        {mla, "{" FORM ",\"rotary_scaling_factor\":40,\"original_max_position_embeddings\":4096.5}",
+         ASSAY_FORMAT, "original_max_position_embeddings: expected an integer"},
         {mla, "{" FORM ",\"mscale_all_dim\":-1}", ASSAY_LIMIT, "mscale_all_dim: expected"},
         {mla, "{" FORM ",\"rope_type\":\"dynamic\"}", ASSAY_UNSUPPORTED, "rope_type: unknown type 'dynamic'"},
     };

@@ -323,13 +323,14 @@ Test(ref_rope_yarn, factors_on_cos_and_on_scores)
         {DEEPSEEK "\"factor\":4,\"mscale_all_dim\":0.9,\"attention_factor\":2}}", 2.0, m9 * m9},
         {DEEPSEEK "\"factor\":4,\"mscale\":0.7}}", m1, 1.0},
         {DEEPSEEK "\"factor\":0.5,\"mscale\":0.7,\"mscale_all_dim\":0.9}}", 1.0, 1.0},
-        {MEGATRON "}", m(40.0, 1.0), 1.0},
+        {MEGATRON ",\"rotary_scaling_factor\":40}", m(40.0, 1.0), 1.0},
         {MEGATRON ",\"rotary_scaling_factor\":4,\"mscale\":0.7,\"mscale_all_dim\":0.9}", m7 / m9, m9 * m9},
         /* unlike Hugging Face's, each counts without the other */
         {MEGATRON ",\"rotary_scaling_factor\":4,\"mscale\":0.7}", m7, 1.0},
         {MEGATRON ",\"rotary_scaling_factor\":4,\"mscale\":0,\"mscale_all_dim\":0.9}", 1.0 / m9, m9 * m9},
         /* scores ask for no yarn */
-        {MEGATRON ",\"rope_type\":\"rope\",\"mscale_all_dim\":0.9}", 1.0, m(40.0, 0.9) * m(40.0, 0.9)},
+        {MEGATRON ",\"rope_type\":\"rope\",\"rotary_scaling_factor\":40,\"mscale_all_dim\":0.9}", 1.0,
+         m(40.0, 0.9) * m(40.0, 0.9)},
         {MEGATRON ",\"rope_type\":\"rope\",\"rotary_scaling_factor\":4}", 1.0, 1.0},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
