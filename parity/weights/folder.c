@@ -205,16 +205,30 @@ static assay_status fill(const parity_folder *f, const char *dir)
     return ASSAY_OK;
 }
 
+/* `a/b//` is a/b: what lies beside it begins with another name. */
+static assay_status without_slashes(const char *dir, char out[PATH_MAX])
+{
+    size_t n = strlen(dir);
+    ASSAY_CHECK(n > 0 && n < PATH_MAX, ASSAY_LIMIT, "%.200s: expected a path of 1 to %d bytes", dir,
+                PATH_MAX - 1);
+    while (n > 1 && dir[n - 1] == '/')
+        n--;
+    memcpy(out, dir, n);
+    out[n] = '\0';
+    return ASSAY_OK;
+}
+
 /* Staging is beside the folder, so that renaming is one step of one file system. */
 assay_status parity_folder_write(const parity_folder *f)
 {
-    char staged[PATH_MAX], parent[PATH_MAX];
+    char dir[PATH_MAX], staged[PATH_MAX], parent[PATH_MAX];
     struct stat sb;
-    ASSAY_CHECK(lstat(f->dir, &sb) != 0, ASSAY_INVALID_ARGUMENT, "%s: exists already, nothing is overwritten",
-                f->dir);
+    ASSAY_TRY(without_slashes(f->dir, dir));
+    ASSAY_CHECK(lstat(dir, &sb) != 0, ASSAY_INVALID_ARGUMENT, "%s: exists already, nothing is overwritten",
+                dir);
     const int n =
-        snprintf(staged, sizeof staged, "%s.tmp-%013llx", f->dir, (unsigned long long)assay_checkpoint_job());
-    ASSAY_CHECK(n > 0 && (size_t)n < sizeof staged, ASSAY_LIMIT, "%.200s: the path is too long", f->dir);
+        snprintf(staged, sizeof staged, "%s.tmp-%013llx", dir, (unsigned long long)assay_checkpoint_job());
+    ASSAY_CHECK(n > 0 && (size_t)n < sizeof staged, ASSAY_LIMIT, "%.200s: the path is too long", dir);
     snprintf(parent, sizeof parent, "%s", staged);
     char *slash = strrchr(parent, '/');
     if (slash == NULL)
@@ -224,10 +238,10 @@ assay_status parity_folder_write(const parity_folder *f)
     ASSAY_TRY(assay_mkdir_p(parent));
     ASSAY_CHECK(mkdir(staged, 0777) == 0, ASSAY_IO, "%s: %s", staged, strerror(errno));
     assay_status st = fill(f, staged);
-    if (st == ASSAY_OK && renameat2(AT_FDCWD, staged, AT_FDCWD, f->dir, RENAME_NOREPLACE) != 0)
-        st = ASSAY_ERROR(ASSAY_IO, "%s: cannot publish: %s", f->dir, strerror(errno));
+    if (st == ASSAY_OK && renameat2(AT_FDCWD, staged, AT_FDCWD, dir, RENAME_NOREPLACE) != 0)
+        st = ASSAY_ERROR(ASSAY_IO, "%s: cannot publish: %s", dir, strerror(errno));
     if (st == ASSAY_OK)
-        return assay_sync_folder_of(f->dir);
+        return assay_sync_folder_of(dir);
     /* The message is the first failure's: removing what was staged must not replace it. */
     char message[1200];
     snprintf(message, sizeof message, "%s", assay_error_message());

@@ -255,3 +255,31 @@ Test(merge, checkpoints_are_models)
     REFUSE("expected SHA-256", "%s %s --method task_arithmetic --base %s/iter_0000001", run,
            cli_file("refused"), run);
 }
+
+/* A target with slashes behind it is the same folder; nothing else is left beside it. */
+Test(merge, a_target_may_end_in_slashes)
+{
+    static const char *const targets[] = {"one/", "deep/two//"};
+    for (int i = 0; i < 2; i++) {
+        cli_result r = cli_run("ckpt convert " MODELS "llama %s", targets[i]);
+        cli_expect_success(&r, targets[i]);
+        cli_free(&r);
+        r = cli_run("ckpt convert " MODELS "llama %s", targets[i]);
+        cli_expect_refusal(&r, targets[i], (const char *const[]){"exists already", NULL});
+        cli_free(&r);
+    }
+    expect_same(cli_file("one"), MODELS "llama", true);
+    expect_same(cli_file("deep/two"), MODELS "llama", true);
+    int entries = 0;
+    DIR *dir = opendir(cli_folder);
+    cr_assert_not_null(dir);
+    for (const struct dirent *e = readdir(dir); e != NULL; e = readdir(dir))
+        entries += strstr(e->d_name, "tmp") != NULL;
+    closedir(dir);
+    cr_expect_eq(entries, 0);
+    dir = opendir(cli_file("one"));
+    for (const struct dirent *e = readdir(dir); e != NULL; e = readdir(dir))
+        entries += strstr(e->d_name, "tmp") != NULL;
+    closedir(dir);
+    cr_expect_eq(entries, 0);
+}
