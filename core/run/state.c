@@ -50,6 +50,45 @@ json_t *assay_state_to_json(const assay_state *s)
     return out;
 }
 
+enum { MEMBER_PATH = 256 };
+
+/* One level down: into the first member or element of *here that differs from that of *there, added to the path. */
+static bool descend(const json_t **here, const json_t **there, char path[MEMBER_PATH])
+{
+    const size_t used = strlen(path);
+    const bool objects = json_is_object(*here) && json_is_object(*there);
+    for (int side = 0; side < 2 && objects; side++) { /* what is here, then what is there alone */
+        const char *key;
+        json_t *value, *of = (json_t *)(uintptr_t)(side == 0 ? *here : *there);
+        json_object_foreach(of, key, value)
+        {
+            const json_t *mine = json_object_get(*here, key), *its = json_object_get(*there, key);
+            if (mine != NULL && its != NULL && json_equal(mine, its))
+                continue;
+            snprintf(path + used, MEMBER_PATH - used, ".%s", key);
+            *here = mine;
+            *there = its;
+            return true;
+        }
+    }
+    const bool lists = json_is_array(*here) && json_is_array(*there);
+    for (size_t i = 0; lists && i < json_array_size(*here) && i < json_array_size(*there); i++) {
+        const json_t *mine = json_array_get(*here, i), *its = json_array_get(*there, i);
+        if (json_equal(mine, its))
+            continue;
+        snprintf(path + used, MEMBER_PATH - used, "[%zu]", i);
+        *here = mine;
+        *there = its;
+        return true;
+    }
+    return false;
+}
+
+static char *text_of(const json_t *value, size_t digits)
+{
+    return value != NULL ? json_dumps(value, JSON_ENCODE_ANY | JSON_REAL_PRECISION(digits)) : NULL;
+}
+
 /* Lists of keys to ignore say that the models may differ; a word of each difference goes to `say`. */
 static assay_status check_model(const char *dir, const json_t *there, const assay_model_config *config,
                                 const assay_train_options *o, FILE *say)
@@ -66,15 +105,25 @@ static assay_status check_model(const char *dir, const json_t *there, const assa
         const json_t *its_value = json_object_get(there, key);
         if (st != ASSAY_OK || json_equal(value, its_value))
             continue;
-        char *mine = json_dumps(value, JSON_ENCODE_ANY);
-        char *its = its_value != NULL ? json_dumps(its_value, JSON_ENCODE_ANY) : NULL;
+        char path[MEMBER_PATH];
+        const json_t *member = value, *its_member = its_value;
+        snprintf(path, sizeof path, "%s", key);
+        while (descend(&member, &its_member, path))
+            ;
+        char *mine = text_of(member, 10), *its = text_of(its_member, 10);
+        if (mine != NULL && its != NULL && strcmp(mine, its) == 0) {
+            free(mine);
+            free(its);
+            mine = text_of(member, 17);
+            its = text_of(its_member, 17);
+        }
         if (!may)
             st = ASSAY_ERROR(ASSAY_MISMATCH,
                              "checkpoint %s: of another model than %s: %s is %.80s there and %.80s here", dir,
-                             o->model, key, its != NULL ? its : "absent", mine != NULL ? mine : "present");
+                             o->model, path, its != NULL ? its : "absent", mine != NULL ? mine : "absent");
         else if (say != NULL)
-            fprintf(say, "WARNING: checkpoint %s: model: %s is %.80s there and %.80s here\n", dir, key,
-                    its != NULL ? its : "absent", mine != NULL ? mine : "present");
+            fprintf(say, "WARNING: checkpoint %s: model: %s is %.80s there and %.80s here\n", dir, path,
+                    its != NULL ? its : "absent", mine != NULL ? mine : "absent");
         free(mine);
         free(its);
     }

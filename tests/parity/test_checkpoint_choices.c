@@ -225,6 +225,28 @@ Test(checkpoint_choices, keys_that_are_ignored)
     }
 }
 
+/* Another rope: the member and both values, not the beginning of two objects that are alike. */
+Test(checkpoint_choices, another_rope_is_named)
+{
+    static const char *const ropes[] = {
+        "\"factor\":4.0,\"original_max_position_embeddings\":8,\"beta_fast\":2",
+        "\"factor\":4.0,\"original_max_position_embeddings\":8,\"beta_fast\":3",
+        "\"factor\":4.0000000000001,\"original_max_position_embeddings\":8,\"beta_fast\":2"};
+    static const char *const words[] = {NULL, "rope_parameters.beta_fast is 2.0 there and 3.0 here",
+                                        "rope_parameters.factor is 4.0 there and 4.0000000000001004 here"};
+    char config[1000];
+    make_inputs();
+    for (int i = 0; i < 3; i++) {
+        snprintf(config, sizeof config, "%.*s,\"rope_scaling\":{\"type\":\"yarn\",%s}}",
+                 (int)strlen(CONFIG("2", "29")) - 1, CONFIG("2", "29"), ropes[i]);
+        engine_write_config(cli_file("two"), config);
+        if (i == 0)
+            run(0, "two", "fp32", text("--train-iters 2 --save %s", cli_file("c2")));
+        else
+            refused(0, "two", "fp32", text("--train-iters 4 --load %s", cli_file("c2")), words[i]);
+    }
+}
+
 /* The reference's fp64 in both engines, and fp32 in fp64, which is exact. */
 Test(checkpoint_choices, a_checkpoint_of_fp64)
 {
