@@ -179,6 +179,11 @@ assay_status assay_config_from_json(const json_t *root, const char *what, assay_
 assay_status assay_config_check(const assay_model_config *c, const char *what);
 /* A Hugging Face config.json (or `megatron` fields) that reads back to an equal struct. */
 assay_status assay_config_to_json(const assay_model_config *c, json_t **out);
+/* Name of the first member that differs, NULL when a and b say the same (entries of layers beyond num_layers do
+ * not count). */
+const char *assay_config_difference(const assay_model_config *a, const assay_model_config *b);
+/* The word a reader of this kind of config knows a member by. */
+const char *assay_config_word(const assay_model_config *c, const char *name);
 const char *assay_arch_name(assay_arch arch);
 /* "default", "linear", "llama3", "yarn". */
 const char *assay_rope_name(assay_rope_type type);

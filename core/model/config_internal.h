@@ -29,14 +29,9 @@ typedef struct assay_config_field {
 
 /* Ends with a row of name NULL. */
 const assay_config_field *assay_config_fields(void);
-/* The word a reader of this kind of config knows a member by. */
-const char *assay_config_word(const assay_model_config *c, const char *name);
 const char *assay_score_name(assay_score_function score);
 assay_status assay_rope_from_name(const char *name, const char *what, assay_rope_type *out);
 assay_status assay_score_from_name(const char *name, const char *what, assay_score_function *out);
-/* Name of the first member that differs, NULL when a and b say the same (entries of layers beyond num_layers do
- * not count). */
-const char *assay_config_difference(const assay_model_config *a, const assay_model_config *b);
 
 /* Which layers have a sliding window. */
 typedef enum {

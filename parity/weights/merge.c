@@ -67,30 +67,6 @@ static assay_status check_options(merge *m)
 }
 
 /* --- one family ---------------------------------------------------------------------------------------------- */
-/* Members of a configuration that change no number. */
-static bool is_about_files(const char *key)
-{
-    static const char *const keys[] = {
-        "_name_or_path", "dtype",        "torch_dtype",  "transformers_version", "use_cache",
-        "bos_token_id",  "eos_token_id", "pad_token_id", "quantization_config",  NULL};
-    for (int i = 0; keys[i] != NULL; i++)
-        if (strcmp(keys[i], key) == 0)
-            return true;
-    return false;
-}
-
-static assay_status same_members(const parity_model *a, const parity_model *b)
-{
-    for (void *it = json_object_iter(a->config); it; it = json_object_iter_next(a->config, it)) {
-        const char *key = json_object_iter_key(it);
-        const json_t *x = json_object_iter_value(it), *y = json_object_get(b->config, key);
-        ASSAY_CHECK(is_about_files(key) || (json_is_null(x) && y == NULL) || json_equal(x, y), ASSAY_MISMATCH,
-                    "config.json: %.80s differs in %s and %s: they are not one architecture", key, a->dir,
-                    b->dir);
-    }
-    return ASSAY_OK;
-}
-
 static assay_status same_tensor(const merge *m, const assay_tensor_info *t, const parity_model *other)
 {
     const assay_tensor_info *u = assay_tensorfile_find(other->file, t->name);
@@ -107,8 +83,7 @@ static assay_status same_tensor(const merge *m, const assay_tensor_info *t, cons
 
 static assay_status same_family(const merge *m, const parity_model *other, int64_t seen[2][PARITY_PATTERNS])
 {
-    ASSAY_TRY(same_members(m->like, other));
-    ASSAY_TRY(same_members(other, m->like));
+    ASSAY_TRY(parity_model_same(m->like, other));
     for (int64_t i = 0; i < m->n_made; i++)
         ASSAY_TRY(same_tensor(m, assay_tensorfile_find(m->like->file, m->made[i].name), other));
     for (int64_t i = 0; i < assay_tensorfile_count(other->file); i++) {

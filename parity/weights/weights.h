@@ -81,6 +81,9 @@ assay_status parity_model_open(parity_model *m, const char *dir);
 void parity_model_close(parity_model *m);
 /* Whether tensor t belongs to the model: scales of fp8 weights do not. */
 bool parity_model_has(const parity_model *m, const assay_tensor_info *t);
+/* Whether both are one model with other weights, as their configurations are understood here (family.c).  Members that differ and
+ * change no number are warned about. */
+assay_status parity_model_same(const parity_model *a, const parity_model *b);
 /* Whether its configuration ties embedding and head, and the files hold a head all the same: the same one, or an error. */
 assay_status parity_model_two_heads(const parity_model *m, bool *out);
 /* *out is freed by the caller. */

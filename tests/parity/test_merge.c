@@ -283,3 +283,41 @@ Test(merge, a_target_may_end_in_slashes)
     closedir(dir);
     cr_expect_eq(entries, 0);
 }
+
+/* What the reader understands is compared: a length that nothing reads is a warning, the same length behind yarn is a model. */
+Test(merge, members_that_change_no_number_are_warned_about)
+{
+    char command[CLI_LINE];
+    snprintf(command, sizeof command, "cp -r " GOLDEN "c %s/other", cli_folder);
+    cr_assert_eq(system(command), 0);
+    write_text(cli_file("other/config.json"), "\"max_position_embeddings\": 64",
+               "\"max_position_embeddings\": 128, \"pretraining_tp\": 2, \"initializer_range\": 0.5");
+    cli_result r = cli_run("ckpt merge " GOLDEN "a other merged");
+    cli_expect_success(&r, "warned");
+    cr_expect_eq(cli_count(r.err, "WARNING: config.json: "), 3, "%s", r.err);
+    cr_expect(strstr(r.err, "max_position_embeddings differs in") &&
+                  strstr(r.err, "pretraining_tp differs in") && strstr(r.err, "which changes no number"),
+              "%s", r.err);
+    cli_free(&r);
+    r = cli_run("ckpt merge " GOLDEN "a " GOLDEN "b plain");
+    cr_expect(r.code == 0 && strstr(r.err, "WARNING") == NULL, "%s", r.err);
+    cli_free(&r);
+    /* yarn: absent, the original length is this one */
+    snprintf(command, sizeof command, "cp -r %s/other %s/base", cli_folder, cli_folder);
+    cr_assert_eq(system(command), 0);
+    for (int i = 0; i < 2; i++)
+        write_text(cli_file(i == 0 ? "other/config.json" : "base/config.json"), "\"rope_theta\": 10000.0",
+                   "\"rope_theta\": 10000.0, \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4}");
+    write_text(cli_file("base/config.json"), "\"max_position_embeddings\": 128",
+               "\"max_position_embeddings\": 64");
+    r = cli_run("ckpt merge other base merged2");
+    cli_expect_refusal(&r, "yarn",
+                       (const char *const[]){"original_max_position_embeddings differs in", NULL});
+    cli_free(&r);
+    /* of a class that is not read every member counts */
+    for (int i = 0; i < 2; i++)
+        write_text(cli_file(i == 0 ? "other/config.json" : "base/config.json"), "\"llama\"", "\"unheard\"");
+    r = cli_run("ckpt merge other base merged2");
+    cli_expect_refusal(&r, "unheard", (const char *const[]){"max_position_embeddings differs in", NULL});
+    cli_free(&r);
+}
