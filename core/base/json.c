@@ -160,8 +160,8 @@ assay_status assay_json_get_double(const json_t *object, const char *key, bool r
     ASSAY_CHECK(json_is_number(value), ASSAY_FORMAT, "%s: %s: expected a number, found %s", what, key,
                 type_name(value));
     const double number = json_number_value(value);
-    ASSAY_CHECK(number >= min && number <= max, ASSAY_LIMIT, "%s: %s: expected %.17g to %.17g, found %.17g",
-                what, key, min, max, number);
+    ASSAY_CHECK(number >= min && number <= max, ASSAY_LIMIT, "%s: %s: expected %g to %g, found %.10g", what,
+                key, min, max, number);
     *out = number;
     return ASSAY_OK;
 }

@@ -210,6 +210,9 @@ static assay_status check_rope(const assay_model_config *c, const char *what)
     ASSAY_TRY(check_real(c, what, "rotary_percent", c->rotary_percent, 0.0, 1.0));
     ASSAY_TRY(check_real(c, what, "rotary_base", c->rotary_base, 1.0, 1e15));
     const int64_t rotary = assay_config_rotary_dim(c);
+    ASSAY_CHECK((rotary >= 2 && rotary % 2 == 0) || c->rotary_percent < 1.0, ASSAY_MISMATCH,
+                "%s: %s %lld: rotates as many dimensions, expected an even number of at least 2", what,
+                assay_config_word(c, "kv_channels"), (long long)c->kv_channels);
     ASSAY_CHECK(rotary >= 2 && rotary % 2 == 0, ASSAY_MISMATCH,
                 "%s: %s %lld times rotary_percent %g rotates %lld dimensions, expected an even number of at "
                 "least 2",

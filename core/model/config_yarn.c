@@ -113,6 +113,12 @@ static assay_status read_word(const json_t *root, const char *word, const char *
     return assay_json_get_double(root, word, false, min, max, what, out);
 }
 
+/* A member as the file calls it; Megatron-LM's word where it does not. */
+static const char *word_said(const json_t *root, const char *word, const char *own)
+{
+    return json_object_get(root, own) != NULL ? own : word;
+}
+
 /* The factor on the scale of scores is there whatever rope_type says. */
 static assay_status read_mla(const json_t *root, bool form, const char *what, assay_model_config *c)
 {
@@ -135,6 +141,9 @@ static assay_status read_mla(const json_t *root, bool form, const char *what, as
         return ASSAY_OK;
     ASSAY_TRY(read_word(root, "beta_fast", "rope_beta_fast", 1e-6, 1e9, what, &c->rope_beta_fast));
     ASSAY_TRY(read_word(root, "beta_slow", "rope_beta_slow", 1e-6, 1e9, what, &c->rope_beta_slow));
+    ASSAY_CHECK(!form || c->rope_beta_fast >= c->rope_beta_slow, ASSAY_MISMATCH,
+                "%s: %s %g is less than %s %g", what, word_said(root, "beta_fast", "rope_beta_fast"),
+                c->rope_beta_fast, word_said(root, "beta_slow", "rope_beta_slow"), c->rope_beta_slow);
     ASSAY_CHECK(json_object_get(root, length) == NULL || json_object_get(root, own_length) == NULL,
                 ASSAY_MISMATCH, "%s: %s and %s: expected one of them", what, length, own_length);
     if (form && json_object_get(root, own_length) == NULL)

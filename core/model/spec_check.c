@@ -40,6 +40,23 @@ static assay_status check_part(const assay_tensorfile *f, const assay_quantizati
     return st == ASSAY_OK ? st : assay_context(st, "%s", assay_tensorfile_path(f));
 }
 
+/* Behind the last layer: multi-token prediction (DeepSeek-V3), which is not computed. */
+static assay_status refuse_stranger(const assay_model_spec *spec, const assay_tensorfile *f, const char *name)
+{
+    static const char layers[] = "model.layers.";
+    const size_t n = sizeof layers - 1;
+    char *end = NULL;
+    const long long layer = strncmp(name, layers, n) == 0 ? strtoll(name + n, &end, 10) : -1;
+    ASSAY_CHECK(
+        end == NULL || *end != '.' || layer < spec->config.num_layers, ASSAY_MISMATCH,
+        "%s: tensor '%s' has no place in this model (%s): it has layers 0 to %lld, and those of multi-token "
+        "prediction are not computed; without it: assay ckpt convert A B --exclude 'model.layers.%lld.*'",
+        assay_tensorfile_path(f), name, assay_arch_name(spec->config.arch),
+        (long long)spec->config.num_layers - 1, layer);
+    ASSAY_FAIL(ASSAY_MISMATCH, "%s: tensor '%s' has no place in this model (%s)", assay_tensorfile_path(f),
+               name, assay_arch_name(spec->config.arch));
+}
+
 /* Names are looked up one by one only when the file holds more tensors than the model has parts. */
 static assay_status check_file(const assay_model_spec *spec, const assay_quantization *q,
                                const assay_tensorfile *f)
@@ -54,9 +71,8 @@ static assay_status check_file(const assay_model_spec *spec, const assay_quantiz
         return ASSAY_OK;
     for (int64_t i = 0; i < assay_tensorfile_count(f); i++) {
         const char *name = assay_tensorfile_at(f, i)->name;
-        ASSAY_CHECK(may_be_ignored(spec, name) || is_part(spec, name) || assay_is_block_scale(f, q, name),
-                    ASSAY_MISMATCH, "%s: tensor '%s' has no place in this model (%s)",
-                    assay_tensorfile_path(f), name, assay_arch_name(spec->config.arch));
+        if (!may_be_ignored(spec, name) && !is_part(spec, name) && !assay_is_block_scale(f, q, name))
+            return refuse_stranger(spec, f, name);
     }
     return ASSAY_OK;
 }

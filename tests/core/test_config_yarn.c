@@ -176,11 +176,17 @@ Test(config_yarn, wrong_files_are_refused_by_name)
          ASSAY_MISMATCH, "mscale and rope_attention_factor: expected one of them"},
         {mla,
          "{" FORM ",\"rotary_scaling_factor\":40,\"original_max_position_embeddings\":8,\"rope_original_max_"
-                  "position_embeddings\":8}",
+         "position_embeddings\":8}",
          ASSAY_MISMATCH, "rope_original_max_position_embeddings: expected one of them"},
         {mla, "{" FORM ",\"rotary_scaling_factor\":40,\"original_max_position_embeddings\":4096.5}",
          ASSAY_FORMAT, "original_max_position_embeddings: expected an integer"},
         {mla, "{" FORM ",\"mscale_all_dim\":-1}", ASSAY_LIMIT, "mscale_all_dim: expected"},
+        {mla, "{" FORM ",\"rotary_scaling_factor\":40,\"beta_fast\":2,\"rope_beta_slow\":3}", ASSAY_MISMATCH,
+         "config.json: beta_fast 2 is less than rope_beta_slow 3"},
+        {mla, "{" FORM ",\"rotary_scaling_factor\":40,\"beta_slow\":33}", ASSAY_MISMATCH,
+         "config.json: beta_fast 32 is less than beta_slow 33"},
+        {llama, YARN("\"factor\":4,\"attention_factor\":0"), ASSAY_LIMIT,
+         "attention_factor: expected 1e-06 to 1e+06, found 0"},
         {mla, "{" FORM ",\"rope_type\":\"dynamic\"}", ASSAY_UNSUPPORTED, "rope_type: unknown type 'dynamic'"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {

@@ -73,6 +73,37 @@ static void make(const char *name, int kind, bool shards)
     json_decref(map);
 }
 
+/* DeepSeek-V3's multi-token prediction: refused with the command that leaves it out. */
+Test(tied_head, a_layer_behind_the_last_names_the_way_out)
+{
+    assay_tensorfile *f;
+    assay_tensorwriter *w;
+    cr_assert_eq(assay_mkdir_p(cli_file("mtp")), ASSAY_OK);
+    cli_copy(LLAMA "/config.json", cli_file("mtp/config.json"));
+    cr_assert_eq(assay_tensorfile_open(&f, LLAMA), ASSAY_OK);
+    cr_assert_eq(assay_tensorwriter_create(&w, cli_file("mtp/model.safetensors")), ASSAY_OK);
+    for (int64_t i = 0; i < assay_tensorfile_count(f); i++)
+        add(w, assay_tensorfile_at(f, i)->name, assay_tensorfile_at(f, i));
+    add(w, "model.layers.61.enorm.weight", assay_tensorfile_find(f, "model.norm.weight"));
+    cr_assert_eq(assay_tensorwriter_finish(w), ASSAY_OK);
+    assay_tensorwriter_destroy(w);
+    assay_tensorfile_close(f);
+    for (int e = 0; e < 2; e++) {
+        cli_result r = cli_run(STEP, engines[e], "mtp", "out");
+        cli_expect_refusal(&r, engines[e],
+                           (const char *const[]){"'model.layers.61.enorm.weight' has no place",
+                                                 "assay ckpt convert A B --exclude 'model.layers.61.*'",
+                                                 NULL});
+        cli_free(&r);
+    }
+    cli_result r = cli_run("ckpt convert mtp without --exclude model.layers.61.*");
+    cli_expect_success(&r, "convert");
+    cli_free(&r);
+    r = cli_run(STEP, "ref", "without", "out");
+    cli_expect_success(&r, "without");
+    cli_free(&r);
+}
+
 static void expect_refused(cli_result r, const char *what, const char *const *words)
 {
     cli_expect_refusal(&r, what, words);
