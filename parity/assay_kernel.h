@@ -145,7 +145,9 @@ enum {
     ASSAY_KERNEL_ROUND_RESIDUAL =
         1024, /* add_rmsnorm_fwd: the norm reads the residual as it is stored; rmsnorm_bwd_add: dx is added so */
     ASSAY_KERNEL_ROUND_NORM =
-        2048 /* qkv_norm_rope_fwd: rope reads the norm as it is stored; _bwd: the norm reads the gradient so */
+        2048, /* qkv_norm_rope_fwd: rope reads the norm as it is stored; _bwd: the norm reads the gradient so */
+    ASSAY_KERNEL_ROUND_PROBS =
+        4096 /* attention_fwd, _bwd: P, and dS, enter their products in the dtype of activations (FlashAttention) */
 };
 
 /* Declared arithmetic of an output: it selects the bound by which the output is judged. */

@@ -69,6 +69,9 @@ static assay_status attention_inputs_read(const replay *r, attention_inputs *x)
     ASSAY_TRY(replay_product(r, d->seq_k, d->batch, 1, &x->tk));
     ASSAY_TRY(replay_product(r, x->tq, d->heads, d->head_dim, &count));
     ASSAY_TRY(replay_real(r, "q", count, &x->q));
+    /* The same said by a kernel's declaration, which has no attributes. */
+    if (r->arith->rounding & ASSAY_ROUND_PROBS && assay_dtype_precision(x->q->dtype) < 24)
+        x->p_dtype = x->q->dtype;
     ASSAY_TRY(replay_product(r, x->tk, d->groups, d->head_dim, &count));
     ASSAY_TRY(replay_real(r, "k", count, &x->k));
     ASSAY_TRY(replay_product(r, x->tk, d->groups, d->head_dim_v, &count));

@@ -27,6 +27,7 @@ static const struct {
     {ASSAY_ROUND_STATISTICS, "statistics"},
     {ASSAY_ROUND_RESIDUAL, "residual"},
     {ASSAY_ROUND_NORM, "norm"},
+    {ASSAY_ROUND_PROBS, "probs"},
 };
 enum { ROUNDING_COUNT = sizeof roundings / sizeof roundings[0] };
 
@@ -58,7 +59,7 @@ bool assay_arith_equal(const assay_arith *a, const assay_arith *b)
 
 void assay_arith_describe(const assay_arith *a, char *out, size_t capacity)
 {
-    char order[64] = "", more[160] = "";
+    char order[64] = "", more[384] = ""; /* every word of rounding has room */
     if (a->order == ASSAY_ORDER_NONE)
         snprintf(order, sizeof order, "element-wise");
     else if (a->order == ASSAY_ORDER_TREE)
@@ -138,7 +139,7 @@ static assay_status read_rounding(const json_t *object, const char *what, unsign
         ASSAY_CHECK(
             word != NULL && i < ROUNDING_COUNT, ASSAY_UNSUPPORTED,
             "%s: rounding: expected before_gamma, before_up, products, scores, angles, heads, partial_sums, "
-            "ties, every, statistics or residual, found '%.40s'",
+            "ties, every, statistics, residual, norm or probs, found '%.40s'",
             what, word != NULL ? word : "no word");
         ASSAY_CHECK(!(*out & roundings[i].bit), ASSAY_FORMAT, "%s: rounding: %s is there twice", what, word);
         *out |= roundings[i].bit;

@@ -48,7 +48,9 @@ typedef enum {
     ASSAY_ROUND_RESIDUAL =
         1024, /* add_rmsnorm_fwd: the sum, before the norm reads it; rmsnorm_bwd_add: dx, before it is added */
     ASSAY_ROUND_NORM =
-        2048 /* qkv_norm_rope_fwd: the norm, before it is rotated; _bwd: what turned back, before the norm reads it */
+        2048, /* qkv_norm_rope_fwd: the norm, before it is rotated; _bwd: what turned back, before the norm reads it */
+    ASSAY_ROUND_PROBS =
+        4096 /* attention: P, and dS, before they enter a product (attribute p_dtype of a record) */
 } assay_rounding;
 
 typedef struct assay_arith {

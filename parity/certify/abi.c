@@ -64,7 +64,7 @@ assay_status certify_arith_of(const assay_kernel_arith *a, const char *what, ass
         "%s: accumulate: expected ASSAY_KERNEL_F32 or ASSAY_KERNEL_F64, found %d", what, a->accumulate);
     ASSAY_CHECK(a->order >= ASSAY_KERNEL_ORDER_NONE && a->order <= ASSAY_KERNEL_ORDER_UNKNOWN,
                 ASSAY_INVALID_ARGUMENT, "%s: order: found %d", what, a->order);
-    ASSAY_CHECK(a->rounding < 2u * ASSAY_KERNEL_ROUND_NORM, ASSAY_INVALID_ARGUMENT,
+    ASSAY_CHECK(a->rounding < 2u * ASSAY_KERNEL_ROUND_PROBS, ASSAY_INVALID_ARGUMENT,
                 "%s: rounding: found 0x%x", what, (unsigned)a->rounding);
     const assay_arith made = {.accumulate = certify_dtype_of(a->accumulate),
                               .order = (assay_order)a->order,

@@ -275,7 +275,8 @@ static const struct {
               {ASSAY_ROUND_EVERY, "every"},
               {ASSAY_ROUND_STATISTICS, "statistics"},
               {ASSAY_ROUND_RESIDUAL, "residual"},
-              {ASSAY_ROUND_NORM, "norm"}};
+              {ASSAY_ROUND_NORM, "norm"},
+              {ASSAY_ROUND_PROBS, "probs"}};
 enum { N_POINTS = sizeof points / sizeof *points };
 
 unsigned suspect_roundings(const char *op)
@@ -299,8 +300,8 @@ unsigned suspect_roundings(const char *op)
                 {"mla_rope_q_bwd", ASSAY_ROUND_PRODUCTS},
                 {"mla_rope_kv_fwd", ASSAY_ROUND_PRODUCTS},
                 {"mla_rope_kv_bwd", ASSAY_ROUND_PRODUCTS},
-                {"attention_fwd", ASSAY_ROUND_SCORES},
-                {"attention_bwd", ASSAY_ROUND_SCORES | ASSAY_ROUND_HEADS},
+                {"attention_fwd", ASSAY_ROUND_SCORES | ASSAY_ROUND_PROBS},
+                {"attention_bwd", ASSAY_ROUND_SCORES | ASSAY_ROUND_HEADS | ASSAY_ROUND_PROBS},
                 {"load_balancing_fwd", ASSAY_ROUND_SCORES},
                 {"load_balancing_bwd", ASSAY_ROUND_SCORES},
                 {"rope_table", ASSAY_ROUND_ANGLES},

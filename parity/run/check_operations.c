@@ -102,6 +102,7 @@ static void note_rounding(check_state *c)
         {ASSAY_ROUND_RESIDUAL, "residual", "the norm reads the residual as it is stored"},
         {ASSAY_ROUND_NORM, "norm",
          "rope reads the norm of q and k as it is stored, and the norm what turned back"},
+        {ASSAY_ROUND_PROBS, "probs", "attention rounds its probabilities before their products"},
     };
     for (size_t k = 0; k < sizeof points / sizeof *points; k++) {
         int64_t n = 0;

@@ -73,7 +73,10 @@ static void add_inputs(trial *x, const kernel *k, int mode, assay_dtype dtype, t
                                      1.0 / sqrt((double)D), "window", k->window));
     if (k->drops)
         add_mask(x);
-    if (k->bf16_p)
+    /* two ways to say the same, the second where activations are bf16 */
+    if (k->bf16_p && dtype == ASSAY_BF16 && k->tile != 0)
+        x->arith.rounding |= ASSAY_ROUND_PROBS;
+    else if (k->bf16_p)
         json_object_set_new(x->attrs, "p_dtype", json_string("BF16"));
     x->arith.tile = k->tile;
     trial_in(x, "q", dtype, mode_data(r, mode, TQ * A * D, D, dtype, 1.5), SHAPE(TQ, A, D));
