@@ -1,6 +1,7 @@
 /* Records of a request as calls. */
 #include "parity/certify/device.h"
 #include "parity/certify/ranks.h"
+#include "parity/certify/shapes.h"
 #include "parity/certify/symbols.h"
 
 #include <stdlib.h>
@@ -223,7 +224,7 @@ assay_status call_read(call_record *r, const certify_kernel *k, const assay_trac
         ASSAY_TRY(read_attr(r, &k->op->attrs[i], &r->attr[i]));
     for (int i = 0; i < assay_op_n_attrs(k->op); i++)
         ASSAY_TRY(read_list(r, i));
-    r->taken = certify_shapes_take(k->k->shapes, &r->binding, why, sizeof why) == 1;
+    r->taken = certify_shapes_take(k->k->shapes, k->op, &r->binding, asked->attrs, why, sizeof why) == 1;
     return ask_kernel(r);
 }
 

@@ -200,6 +200,23 @@ static assay_status check_keys(const char *path, const char *key, const char (*k
     return ASSAY_OK;
 }
 
+/* Rounding points of any output, each once. */
+static void read_rounds(json_t *arithmetic, certify_checked *out)
+{
+    const char *slot;
+    json_t *one;
+    json_object_foreach(arithmetic, slot, one)
+    {
+        const json_t *list = json_object_get(one, "rounding");
+        for (size_t i = 0; i < json_array_size(list); i++) {
+            const char *word = json_string_value(json_array_get(list, i));
+            const size_t used = strlen(out->rounds);
+            if (word != NULL && strstr(out->rounds, word) == NULL)
+                snprintf(out->rounds + used, sizeof out->rounds - used, "%s%s", used > 0 ? " " : "", word);
+        }
+    }
+}
+
 /* For which sizes and activations it was tried. */
 static assay_status read_extent(const char *path, const json_t *c, certify_checked *out)
 {
@@ -209,6 +226,8 @@ static assay_status read_extent(const char *path, const json_t *c, certify_check
     ASSAY_CHECK(shapes == NULL || json_is_string(shapes), ASSAY_FORMAT,
                 "%s: subject.description.shapes: expected a text", path);
     out->shapes = shapes != NULL ? json_string_value(shapes) : "";
+    read_rounds(json_object_get(json_object_get(json_object_get(c, "subject"), "description"), "arithmetic"),
+                out);
     for (size_t i = 0; i < json_array_size(outputs); i++) {
         char dtype[8];
         const size_t used = strlen(out->dtypes);

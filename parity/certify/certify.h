@@ -47,14 +47,14 @@ const char *certify_trial_name(certify_trial t);
 const char *certify_trial_claim(certify_trial t);
 
 /* --- board: counts of a child, readable when it died ---------------------------------------------------------- */
-enum { CERTIFY_MESSAGE = 512 };
+enum { CERTIFY_MESSAGE = 1024 };
 typedef struct certify_tally {
     int64_t calls, bad;
     char first[CERTIFY_MESSAGE]; /* what was wrong first, and where */
 } certify_tally;
 typedef struct certify_board {
     certify_tally trial[CERTIFY_TRIALS];
-    char now[256];   /* the call that is running */
+    char now[480];   /* the call that is running */
     char error[512]; /* why the child could not go on, when that is no finding */
     int64_t runs;    /* calls of run() */
     int64_t refused; /* records outside the declared shapes: not judged */
@@ -85,10 +85,6 @@ typedef struct certify_kernel {
 /* "k.so:symbol".  ASSAY_INVALID_ARGUMENT names what is wrong with the description. */
 assay_status certify_kernel_open(certify_kernel *out, const char *so, assay_kernel *storage);
 assay_status certify_kernel_json(const certify_kernel *c, json_t **out);
-/* Whether the description's shapes take these sizes: 1, 0; -1: it cannot be read. */
-int certify_shapes_take(const char *shapes, const assay_op_binding *binding, char *why, size_t capacity);
-/* Whether they leave out more than empty tensors ("T>=1 H>=1" does not). */
-bool certify_shapes_narrow(const char *shapes);
 
 /* --- request.c ---------------------------------------------------------------------------------------------- */
 typedef struct certify_plan {
@@ -220,6 +216,7 @@ typedef struct certify_checked {
     char sources[ASSAY_SHA256_HEX]; /* of the judge that made it */
     const char *shapes;             /* what the description takes, a part of `certificate`; "": every size */
     char dtypes[32];                /* of activations, whose outputs were judged: "F32 BF16" */
+    char rounds[160];               /* rounding points that an output declares: "probs"; "": none */
     int64_t seeds;                  /* of random inputs that were tried */
     int64_t issued, valid_until;    /* seconds since 1970 */
 } certify_checked;

@@ -112,9 +112,9 @@ void device_note_reports(const device_set *s, int64_t before)
     for (int i = 0; i < s->n && where[0] == '\0'; i++)
         if (name_twin(s->call[i], report, where, sizeof where)) {
             device_name(s, i);
-            certify_bad(s->board, CERTIFY_GUARDS, "%.250s%s, in %.140s", report, where, s->board->now);
+            certify_bad(s->board, CERTIFY_GUARDS, "%.250s%s, in %.400s", report, where, s->board->now);
         }
-    certify_bad(s->board, CERTIFY_SIMULATOR, "%.250s%s, in %.140s", report, where, s->board->now);
+    certify_bad(s->board, CERTIFY_SIMULATOR, "%.250s%s, in %.400s", report, where, s->board->now);
 }
 
 /* Nothing runs there any more, but in the simulator, which starts anew. */

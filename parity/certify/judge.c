@@ -1,5 +1,6 @@
 /* Answers of a trial against the reference: what passed by which claim, and how close each output came. */
 #include "parity/certify/ranks.h"
+#include "parity/certify/shapes.h"
 
 #include <math.h>
 #include <string.h>
@@ -121,7 +122,7 @@ static bool takes(const filter *f, const assay_trace *request, const assay_trace
         assay_error_clear();
         return true; /* the judge refuses it by name */
     }
-    return certify_shapes_take(f->shapes, &binding, why, sizeof why) != 0;
+    return certify_shapes_take(f->shapes, op, &binding, asked->attrs, why, sizeof why) != 0;
 }
 
 /* "exact.all_gather.7" and "exact.recv.7" of the ranks of one call. */

@@ -1,99 +1,10 @@
 /* A library under trial: opening it, and refusing a description that says what cannot be. */
 #include "parity/certify/certify.h"
+#include "parity/certify/shapes.h"
 
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
-
-/* --- shapes: "H>=1 H<=4096 H%8=0" ---------------------------------------------------------------------------- */
-
-/* One condition; 1 holds, 0 not, -1 unreadable. */
-static int holds(const char *text, size_t length, const assay_op_binding *binding)
-{
-    char word[64], symbol[8];
-    int64_t value, modulus = 0;
-    char *end;
-    if (length >= sizeof word)
-        return -1;
-    memcpy(word, text, length);
-    word[length] = '\0';
-    const size_t n = strcspn(word, "<>=%");
-    if (n == 0 || n >= sizeof symbol || word[n] == '\0')
-        return -1;
-    memcpy(symbol, word, n);
-    symbol[n] = '\0';
-    const char *p = word + n;
-    if (*p == '%') {
-        modulus = strtoll(p + 1, &end, 10);
-        if (end == p + 1 || modulus < 1 || *end != '=')
-            return -1;
-        p = end;
-    }
-    const char sign = *p++;
-    const bool equal = sign == '=' || *p == '=';
-    p += sign != '=' && *p == '=';
-    const int64_t limit = strtoll(p, &end, 10);
-    if (end == p || *end != '\0')
-        return -1;
-    if (!assay_op_symbol(binding, symbol, &value))
-        return -1;
-    if (modulus > 0)
-        value %= modulus;
-    return sign == '='   ? value == limit
-           : sign == '<' ? (equal ? value <= limit : value < limit)
-                         : (equal ? value >= limit : value > limit);
-}
-
-int certify_shapes_take(const char *shapes, const assay_op_binding *binding, char *why, size_t capacity)
-{
-    for (const char *p = shapes; p != NULL && *p != '\0';) {
-        const size_t length = strcspn(p, " ");
-        const int one = length > 0 ? holds(p, length, binding) : 1;
-        if (one != 1) {
-            snprintf(why, capacity, "%.*s", (int)length, p);
-            return one;
-        }
-        p += length;
-        p += strspn(p, " ");
-    }
-    return 1;
-}
-
-bool certify_shapes_narrow(const char *shapes)
-{
-    for (const char *p = shapes; *p != '\0'; p += strspn(p, " ")) {
-        const size_t length = strcspn(p, " "), n = strcspn(p, "<>=%");
-        const char *sign = p + n;
-        const bool not_empty = (length == n + 3 && strncmp(sign, ">=1", 3) == 0) ||
-                               (length == n + 3 && strncmp(sign, ">=0", 3) == 0) ||
-                               (length == n + 2 && strncmp(sign, ">0", 2) == 0);
-        if (length > 0 && !not_empty)
-            return true;
-        p += length;
-    }
-    return false;
-}
-
-/* Symbols are those of the operation's row, whatever their values. */
-static assay_status check_shapes(const certify_kernel *c)
-{
-    assay_op_binding all = {0};
-    char why[96];
-    for (int i = 0; i < assay_op_n_slots(c->op); i++)
-        for (const char *p = c->op->slots[i].shape; *p != '\0';) {
-            char symbol[8] = "";
-            const size_t n = strspn(p, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz");
-            if (n > 0 && n < sizeof symbol) {
-                memcpy(symbol, p, n);
-                (void)assay_op_bind(&all, symbol, 1);
-            }
-            p += n > 0 ? n : 1;
-        }
-    ASSAY_CHECK(certify_shapes_take(c->k->shapes, &all, why, sizeof why) >= 0, ASSAY_INVALID_ARGUMENT,
-                "%s: shapes: expected conditions such as H>=1 H<=4096 H%%8=0 on symbols of %s, found %s",
-                c->k->name, c->op->name, why);
-    return ASSAY_OK;
-}
 
 /* --- in place: "y=x" ---------------------------------------------------------------------------------------- */
 static assay_status check_in_place(const certify_kernel *c)
@@ -228,7 +139,9 @@ assay_status certify_kernel_open(certify_kernel *out, const char *so, assay_kern
     ASSAY_CHECK(strcmp(out->op->name, "recv") != 0, ASSAY_INVALID_ARGUMENT,
                 "%s: operation recv: expected send: a library has both ends of a message", storage->name);
     ASSAY_TRY(check_words(out));
-    ASSAY_TRY(check_shapes(out));
+    char who[96];
+    snprintf(who, sizeof who, "%.80s: shapes", storage->name);
+    ASSAY_TRY(certify_shapes_check(storage->shapes, out->op, who));
     ASSAY_TRY(check_in_place(out));
     return read_outputs(out);
 }

@@ -2,6 +2,7 @@
  * includes FILE, checks a call as parity/assay_kernel.h asks, gives the operation's slots, attributes and symbols their names as
  * variables, and launches what TEXT says; launch_compile.c makes a library of it, for the simulator or for a device. */
 #include "parity/certify/launch.h"
+#include "parity/certify/shapes.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -55,35 +56,39 @@ static bool is_extent(const assay_op *op, const char *symbol)
     return found;
 }
 
-/* What the launch takes: sizes of 0 make launches of no blocks, which are errors. */
+/* What the launch takes, beside what is said: sizes of 0 make launches of no blocks, which are errors. */
 static assay_status shapes_of(const certify_options *o, const launch_file *s, char out[SHAPES])
 {
-    int n = 0;
-    out[0] = '\0';
-    for (int i = 0; i < s->n_symbols && o->shapes[0] == '\0'; i++)
+    char symbols[SHAPES], attributes[SHAPES];
+    certify_shapes_split(o->shapes, s->op, symbols, attributes, SHAPES);
+    int n = snprintf(out, SHAPES, "%s", o->shapes);
+    for (int i = 0; i < s->n_symbols && symbols[0] == '\0' && n < SHAPES; i++)
         if (is_extent(s->op, s->symbol[i]))
-            n += snprintf(out + n, n < SHAPES ? (size_t)(SHAPES - n) : 0, "%s%s>=1", n > 0 ? " " : "",
-                          s->symbol[i]);
-    if (o->shapes[0] != '\0')
-        n = snprintf(out, SHAPES, "%s", o->shapes);
-    ASSAY_CHECK(
-        n < SHAPES &&
-            strspn(out, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789<>=% ") == (size_t)n,
-        ASSAY_INVALID_ARGUMENT, "--shapes: expected conditions such as H>=1 H<=4096 H%%8=0, found %s", out);
-    return ASSAY_OK;
+            n += snprintf(out + n, (size_t)(SHAPES - n), "%s%s>=1", n > 0 ? " " : "", s->symbol[i]);
+    ASSAY_CHECK(n < SHAPES, ASSAY_LIMIT, "--shapes: more than %d characters", SHAPES);
+    return certify_shapes_check(out, s->op, "--shapes");
 }
 
-/* The conditions as C++: one '=' alone is two. */
-static void write_conditions(const launch_file *s, const char *shapes)
+/* The conditions as C++, on the variables of the file. */
+static assay_status write_conditions(const launch_file *s, const char *shapes)
 {
-    for (const char *p = shapes; *p != '\0'; p += strspn(p, " ")) {
-        fputs("    if (!(", s->out);
-        for (; *p != '\0' && *p != ' '; p++) {
-            const bool alone = *p == '=' && (p == shapes || strchr("<>=", p[-1]) == NULL) && p[1] != '=';
-            fprintf(s->out, alone ? "==" : "%c", *p);
-        }
-        fputs("))\n        return ASSAY_KERNEL_UNSUPPORTED;\n", s->out);
+    certify_condition c;
+    char why[96], name[64], modulus[32] = "";
+    for (const char *p = shapes; *p != '\0';) {
+        if (!certify_condition_read(&p, &c, why, sizeof why))
+            continue;
+        const assay_op_attr *attr = certify_condition_attr(s->op, &c);
+        ASSAY_CHECK(attr == NULL || attr->type != ASSAY_ATTR_DTYPE, ASSAY_UNSUPPORTED,
+                    "--shapes: %s: dtypes follow from --launch", c.name);
+        launch_variable(c.name, name);
+        snprintf(modulus, sizeof modulus, c.modulus > 0 ? " %% %lld" : "", (long long)c.modulus);
+        if (attr != NULL && attr->type == ASSAY_ATTR_WORD)
+            fprintf(s->out, "    if (strcmp(%s, \"%s\") != 0)\n", name, c.value);
+        else
+            fprintf(s->out, "    if (!(%s%s %c%s %s))\n", name, modulus, c.sign, c.equal ? "=" : "", c.value);
+        fputs("        return ASSAY_KERNEL_UNSUPPORTED;\n", s->out);
     }
+    return ASSAY_OK;
 }
 
 /* A launch that names `stream` is enqueued there.  One that does not runs on the default stream, and the call waits for both. */
@@ -99,7 +104,7 @@ static assay_status write_run(launch_file *s, int act, const certify_options *o)
             act_name[act], act_type[act]);
     ASSAY_TRY(launch_write_variables(s));
     ASSAY_TRY(shapes_of(o, s, shapes));
-    write_conditions(s, shapes);
+    ASSAY_TRY(write_conditions(s, shapes));
     fprintf(s->out,
             "    const cudaStream_t stream = (cudaStream_t)c->stream;\n%s#line 1 \"--launch\"\n    %s;\n"
             "    return cudaGetLastError() == cudaSuccess%s ? ASSAY_KERNEL_OK : ASSAY_KERNEL_DEVICE;\n}\n",
@@ -136,10 +141,11 @@ static assay_status write_file(const certify_options *o, const char *file, const
     launch_file s = {.out = fopen(path, "wxe"), .op = assay_op_find(o->operation)};
     ASSAY_CHECK(s.out != NULL, ASSAY_IO, "%s: %s", path, strerror(errno));
     assay_status st = ASSAY_OK;
-    fprintf(s.out,
-            "#include <cuda_bf16.h>\n#include <cuda_runtime.h>\n#include \"%s\"\n#include "
-            "\"assay_kernel.h\"\n%s",
-            file, head);
+    fprintf(
+        s.out,
+        "#include <cstring>\n#include <cuda_bf16.h>\n#include <cuda_runtime.h>\n#include \"%s\"\n#include "
+        "\"assay_kernel.h\"\n%s",
+        file, head);
     for (int act = 0; act < 2 && st == ASSAY_OK; act++)
         if (dtypes >> act & 1u)
             st = write_run(&s, act, o);
@@ -193,6 +199,7 @@ assay_status certify_launch(certify_options *o, const char *work)
                 o->operation);
     ASSAY_TRY(check_text("launch", o->launch));
     ASSAY_TRY(check_text("shapes", o->shapes));
+    ASSAY_TRY(certify_shapes_check(o->shapes, op, "--shapes"));
     ASSAY_TRY(certify_compiler(o, work, built, sizeof built));
     char *file = realpath(o->cu, NULL);
     ASSAY_CHECK(file != NULL, ASSAY_NOT_FOUND, "--cu: %s: %s", o->cu, strerror(errno));

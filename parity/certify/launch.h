@@ -13,6 +13,8 @@ typedef struct launch_file {
     int n_symbols;
 } launch_file;
 
+/* A slot, an attribute or a symbol as a variable: "do" is a word of the language, "stream" the call's. */
+void launch_variable(const char *name, char out[64]);
 /* Whether the text names the word, alone. */
 bool launch_has_word(const char *text, const char *word);
 /* Slots, attributes and symbols of the operation as variables, and then every extent and every attribute that is a symbol held to them:

@@ -8,15 +8,13 @@
 
 /* --- names ---------------------------------------------------------------------------------------------------- */
 
-/* A slot or an attribute as a variable: "do" is a word of the language, "stream" the call's. */
-static const char *variable(const char *name, char out[64])
+void launch_variable(const char *name, char out[64])
 {
     static const char *const words[] = {"do", "default", "int", "float", "double", "const", "act", "stream"};
     bool word = false;
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
         word = word || strcmp(name, words[i]) == 0;
     snprintf(out, 64, "%.60s%s", name, word ? "_" : "");
-    return out;
 }
 
 bool launch_has_word(const char *text, const char *word)
@@ -118,7 +116,7 @@ static assay_status write_slot(launch_file *s, int index)
         if (is_symbol(dims[d]) && bind(s, dims[d]))
             fprintf(s->out, "    const int64_t %s = c->slot[%d]->shape[%d];\n    (void)%s;\n", dims[d], index,
                     d, dims[d]);
-    variable(slot->name, name);
+    launch_variable(slot->name, name);
     fprintf(s->out, "    %s *%s = (%s *)c->slot[%d]->data;\n    (void)%s;\n", type, name, type, index, name);
     return ASSAY_OK;
 }
@@ -128,7 +126,7 @@ static void write_attr(launch_file *s, int index)
 {
     const assay_op_attr *attr = &s->op->attrs[index];
     char name[64];
-    variable(attr->name, name);
+    launch_variable(attr->name, name);
     if (bound(s, attr->name))
         return;
     if (attr->type == ASSAY_ATTR_DOUBLE)

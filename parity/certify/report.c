@@ -57,6 +57,9 @@ void certify_report(const certify_result *r, FILE *out)
             text_of(r->subject, "sha256"), text_of(r->where, "tier"));
     fprintf(out, "%lld calls asked for, %lld runs of the kernel, %.1f s\n", (long long)r->calls,
             (long long)r->board.runs, r->seconds);
+    const json_t *shapes = json_object_get(json_object_get(r->subject, "description"), "shapes");
+    if (json_string_length(shapes) > 0)
+        fprintf(out, "tried for %s alone\n", json_string_value(shapes));
     print_trials(r, out);
     if (r->n_outputs > 0)
         print_outputs(r, out);

@@ -1,5 +1,6 @@
 /* Times of a library on a device: requests of large sizes, the child's times, the engine's, and what they say together. */
 #include "parity/certify/throughput.h"
+#include "parity/certify/shapes.h"
 
 #include "core/base/file.h"
 #include "parity/checks/random_request.h"
@@ -44,7 +45,7 @@ static int choose_sizes(const certify_result *r, const char *sizes[THROUGHPUT_SI
         assay_op_binding binding;
         char why[96];
         if (parity_ask_bind(r->op, row->sizes[i], &binding) == ASSAY_OK &&
-            certify_shapes_take(text_of(r, "shapes"), &binding, why, sizeof why) == 1)
+            certify_shapes_take(text_of(r, "shapes"), r->op, &binding, NULL, why, sizeof why) == 1)
             sizes[n++] = row->sizes[i];
         assay_error_clear();
     }

@@ -1,5 +1,6 @@
 /* The child of a trial: loads the library and answers the requests with it, call by call. */
 #include "parity/certify/trial.h"
+#include "parity/certify/shapes.h"
 
 #include "core/base/file.h"
 #include "parity/checks/request.h"
@@ -18,13 +19,13 @@ bool trial_stops(const trial *t)
 
 void trial_now(trial *t, const call_record *r, const char *what)
 {
-    char shapes[160] = "";
+    char shapes[192] = "", attrs[128] = "";
     size_t n = 0;
-    for (int i = 0; i < assay_op_n_slots(r->kernel->op) && n + 40 < sizeof shapes; i++) {
+    for (int i = 0; i < assay_op_n_slots(r->kernel->op) && n + 56 < sizeof shapes; i++) {
         const call_slot *s = &r->slot[i];
         if (!s->present)
             continue;
-        n += (size_t)snprintf(shapes + n, sizeof shapes - n, " %.12s[", r->kernel->op->slots[i].name);
+        n += (size_t)snprintf(shapes + n, sizeof shapes - n, " %.24s[", r->kernel->op->slots[i].name);
         for (int d = 0; d < s->ndim && n + 16 < sizeof shapes; d++)
             n += (size_t)snprintf(shapes + n, sizeof shapes - n, "%s%lld", d > 0 ? "," : "",
                                   (long long)s->shape[d]);
@@ -33,8 +34,9 @@ void trial_now(trial *t, const call_record *r, const char *what)
     char rank[48] = "";
     if (r->comm != NULL)
         snprintf(rank, sizeof rank, ", rank %d of %d", r->comm->rank, r->comm->n_ranks);
-    snprintf(t->board->now, sizeof t->board->now, "%s%.80s (%s%s%s)", what, r->asked->instance,
-             assay_dtype_name(r->act), shapes, rank);
+    certify_call_text(r->kernel->op, NULL, r->asked->attrs, attrs, sizeof attrs);
+    snprintf(t->board->now, sizeof t->board->now, "%s%.80s (%s%s%s%s%s)", what, r->asked->instance,
+             assay_dtype_name(r->act), shapes, attrs[0] != '\0' ? "; " : "", attrs, rank);
 }
 
 /* A fault of the host in device memory: the simulator has named it before it came here. */
@@ -54,7 +56,7 @@ static void note_reports(trial *t)
         return;
     t->board->trial[CERTIFY_SIMULATOR].calls++;
     if (device_reported(&t->device, watched_reports, report, sizeof report))
-        certify_bad(t->board, CERTIFY_SIMULATOR, "%.300s, in %.200s", report, t->board->now);
+        certify_bad(t->board, CERTIFY_SIMULATOR, "%.300s, in %.400s", report, t->board->now);
 }
 
 assay_status trial_call(trial *t, const call_record *r, call_form form, call_ready *c, int32_t *code)

@@ -1,5 +1,6 @@
 /* The verbs keygen, verify and gate. */
 #include "parity/certify/certify.h"
+#include "parity/certify/shapes.h"
 
 #include "core/run/options.h"
 #include <dirent.h>
@@ -125,9 +126,13 @@ static bool same_sources(const certify_checked *c)
 /* What a good certificate is good for, and who judged: the version is that of many builds of the judge. */
 static void extent_text(const certify_checked *c, char *out, size_t capacity)
 {
+    char symbols[256], attributes[256];
+    certify_shapes_split(c->shapes, assay_op_find(c->operation), symbols, attributes, sizeof symbols);
     const int n =
-        snprintf(out, capacity, "%s %.200s, activations %s, %lld seed%s",
-                 c->shapes[0] != '\0' ? "shapes" : "every", c->shapes[0] != '\0' ? c->shapes : "shape",
+        snprintf(out, capacity, "%s %.200s%s%.200s%s%s%s, activations %s, %lld seed%s",
+                 symbols[0] != '\0' ? "shapes" : "every", symbols[0] != '\0' ? symbols : "shape",
+                 attributes[0] != '\0' ? ", tried for " : "", attributes,
+                 attributes[0] != '\0' ? " alone" : "", c->rounds[0] != '\0' ? ", rounds " : "", c->rounds,
                  c->dtypes[0] != '\0' ? c->dtypes : "none", (long long)c->seeds, c->seeds == 1 ? "" : "s");
     if (!same_sources(c) && n > 0 && (size_t)n < capacity)
         snprintf(out + n, capacity - (size_t)n,
@@ -158,7 +163,7 @@ static int verify_one(const verify_options *o, const char *path, const char (*ke
                       int n_keys)
 {
     certify_checked c;
-    char issued[32], until[32], extent[512];
+    char issued[32], until[32], extent[768];
     assay_status st = certify_verify(path, keys, n_keys, (int64_t)time(NULL), &c);
     if (st == ASSAY_OK)
         st = check_library(o, &c, path);
@@ -244,6 +249,18 @@ static assay_status read_folder(gate *g, const char *folder, const char (*keys)[
     return ASSAY_OK;
 }
 
+/* What a description leaves out: sizes, values of attributes. */
+static void only_for(const certify_checked *c, char why[300])
+{
+    const assay_op *op = assay_op_find(c->operation);
+    char symbols[256], attributes[256];
+    certify_shapes_split(c->shapes, op, symbols, attributes, sizeof symbols);
+    if (attributes[0] == '\0' || certify_shapes_narrow(symbols, op))
+        snprintf(why, 300, "only for shapes %.200s (--any-shape takes it)", c->shapes);
+    else
+        snprintf(why, 300, "tried for %.200s alone (--any-shape takes it)", attributes);
+}
+
 /* Why a good certificate is not enough; "": it is. */
 static void not_enough(const gate *g, const certify_checked *c, char why[300])
 {
@@ -255,8 +272,8 @@ static void not_enough(const gate *g, const certify_checked *c, char why[300])
         snprintf(why, 300, "older than --max-age");
     else if (o->same_sources && !same_sources(c))
         snprintf(why, 300, "only judged by other sources than this program's");
-    else if (!o->any_shape && certify_shapes_narrow(c->shapes))
-        snprintf(why, 300, "only for shapes %.200s (--any-shape takes it)", c->shapes);
+    else if (!o->any_shape && certify_shapes_narrow(c->shapes, assay_op_find(c->operation)))
+        only_for(c, why);
     else if (c->seeds < o->min_seeds)
         snprintf(why, 300, "seeds: expected at least %lld (--min-seeds), found %lld", (long long)o->min_seeds,
                  (long long)c->seeds);
@@ -270,7 +287,7 @@ static void not_enough(const gate *g, const certify_checked *c, char why[300])
 static bool require(const gate *g, const char *op)
 {
     const certify_checked *best = NULL;
-    char extent[512], why[300] = "no certificate", here[300];
+    char extent[768], why[300] = "no certificate", here[300];
     const int64_t hour = 3600;
     for (int i = 0; i < g->n; i++) {
         const certify_checked *c = &g->found[i];
@@ -342,7 +359,8 @@ int parity_main_gate(int argc, char **argv)
         {"max_age", "30d", "issued at most so long ago"},
         {"activations", "F32|BF16|F32,BF16", "outputs were judged with activations of these dtypes"},
         {"min_seeds", "N", "tried with at least so many seeds (assay certify --seeds)"},
-        {"any_shape", NULL, "also take one whose description leaves out sizes, beside empty tensors"},
+        {"any_shape", NULL,
+         "also take one whose description leaves out sizes, beside empty tensors, or values of attributes"},
         {"same_sources", NULL, "made by a judge of this program's sources, not only of its version"},
         {"key", "FILE.pub", "a public key to trust; may stand several times (default: one's own)"},
         {NULL, NULL, NULL}};

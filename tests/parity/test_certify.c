@@ -1,5 +1,6 @@
 /* assay certify: the interface, the examples, certificates and the gate. */
 #include "parity/certify/certify.h"
+#include "parity/certify/shapes.h"
 #include "tests/support/certify.h"
 
 #include <string.h>
@@ -45,8 +46,52 @@ Test(certify, conditions_on_shapes)
     char why[96];
     cr_assert(assay_op_bind(&b, "H", 8) && assay_op_bind(&b, "T", 3));
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-        cr_expect_eq(certify_shapes_take(rows[i].text, &b, why, sizeof why), rows[i].takes, "%s",
+        cr_expect_eq(certify_shapes_take(rows[i].text, NULL, &b, NULL, why, sizeof why), rows[i].takes, "%s",
                      rows[i].text);
+}
+
+/* On attributes: their types, what an absent one has, words of theirs alone. */
+Test(certify, conditions_on_attributes)
+{
+    static const struct {
+        const char *op, *text;
+        int takes;
+    } rows[] = {{"router_fwd", "score_function=softmax", 0},
+                {"router_fwd", "score_function=sigmoid pre_softmax=true", 1},
+                {"router_fwd", "score_function=other", -1},
+                {"router_fwd", "score_function<softmax", -1},
+                {"router_fwd", "norm_topk_prob=false num_groups=0", 1},
+                {"router_fwd", "norm_topk_prob=1", -1},
+                {"router_fwd", "topk<=2 topk%2=0", 1},
+                {"router_fwd", "topk>2", 0},
+                {"router_fwd", "scaling_factor>=2.5", 1},
+                {"router_fwd", "scaling_factor=1", 0},
+                {"router_fwd", "scaling_factor%2=0", -1},
+                {"router_fwd", "eps=1", -1},
+                {"attention_fwd", "dropout_p=0 window=0 p_dtype=F32", 1},
+                {"attention_fwd", "dropout_p>0", 0},
+                {"attention_fwd", "p_dtype=F33", -1}};
+    assay_op_binding b = {0};
+    char why[96];
+    json_t *attrs = json_pack("{s:s, s:b, s:i, s:f}", "score_function", "sigmoid", "pre_softmax", 1, "topk",
+                              2, "scaling_factor", 2.5);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const assay_op *op = assay_op_find(rows[i].op);
+        cr_expect_eq(certify_shapes_take(rows[i].text, op, &b, attrs, why, sizeof why), rows[i].takes, "%s",
+                     rows[i].text);
+        cr_expect(certify_shapes_narrow(rows[i].text, op), "%s", rows[i].text);
+    }
+    json_decref(attrs);
+    cr_expect_eq((int)certify_shapes_check("K>=1 H>=8 Z>=2", assay_op_find("rmsnorm_fwd"), "--shapes"),
+                 (int)ASSAY_INVALID_ARGUMENT);
+    cr_expect_eq((int)certify_shapes_check("H>=8 Z>=2", assay_op_find("rmsnorm_fwd"), "--shapes"),
+                 (int)ASSAY_INVALID_ARGUMENT);
+    cr_expect_not_null(
+        strstr(assay_error_message(), "symbols of rmsnorm_fwd: H, T; attributes: eps; found Z>=2"), "%s",
+        assay_error_message());
+    assay_error_clear();
+    cr_expect_eq((int)certify_shapes_check("H%8=0 eps<1", assay_op_find("rmsnorm_fwd"), "--shapes"),
+                 (int)ASSAY_OK);
 }
 
 Test(certify, examples)
@@ -255,7 +300,7 @@ Test(certify, shapes_that_leave_out_sizes)
                 {"H=8", true},   {"H>=8", true},       {"H>=10", true},     {"H%4=0", true},
                 {"H<=99", true}, {"T>=1 H=1", true},   {"T>=1  K<9", true}, {"H>01", true}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-        cr_expect_eq(certify_shapes_narrow(rows[i].shapes), rows[i].narrow, "%s", rows[i].shapes);
+        cr_expect_eq(certify_shapes_narrow(rows[i].shapes, NULL), rows[i].narrow, "%s", rows[i].shapes);
 }
 
 /* The lines say for what a certificate is good and who judged; one for some shapes, or by another judge, is not taken for more. */

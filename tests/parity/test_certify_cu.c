@@ -33,6 +33,13 @@ Test(certify_cu, an_honest_kernel_is_certified)
     r = cli_run("verify %s", path);
     cli_expect_success(&r, "verify");
     cli_free(&r);
+    /* an attribute's values: with the sizes that are taken without a word */
+    r = cli_run(
+        "certify --seeds 1 --cu " RMS
+        " --operation rmsnorm_fwd --shapes eps>0 --launch rms<float><<<T,64>>>(y,rstd,x,gamma,eps,H)");
+    cli_expect_success(&r, "--shapes eps>0");
+    cr_expect_not_null(strstr(r.out, "tried for eps>0 H>=1 T>=1 alone"), "%s", r.out);
+    cli_free(&r);
     /* `float` where `act` could be: that dtype alone */
     r = cli_run("certify --seeds 1 --cu " RMS " --operation rmsnorm_fwd --shapes H%%2=0 "
                 "--launch rms<float><<<T<1?1:T,64>>>(y,rstd,x,gamma,eps,H)");
@@ -162,6 +169,8 @@ Test(certify_cu, refused_by_name)
          "without quotes"},
         {"certify --cu " RMS " --operation rmsnorm_fwd --shapes H>=system(1) " LAUNCH,
          "--shapes: expected conditions"},
+        {"certify --cu " RMS " --operation rmsnorm_fwd --shapes Z>=1 " LAUNCH,
+         "symbols of rmsnorm_fwd: H, T; attributes: eps; found Z>=1"},
         {"certify --cu " RMS " --operation rmsnorm_fwd --launch rms<act><<<T,256>>>(y,nothing)",
          "error: 'nothing' was not declared in this scope"},
         {"certify --launch x --so a.so:b", "they are of --cu"},
