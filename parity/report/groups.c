@@ -38,6 +38,16 @@ static int compare(const void *a, const void *b)
     return x->number < y->number ? -1 : 1;
 }
 
+bool parity_claim_is_error(const parity_claim *x)
+{
+    static const char *const words[] = {"did not run", "could not be checked", "the judge died",
+                                        "the judge left no result"};
+    for (size_t k = 0; k < sizeof words / sizeof *words && x->verdict == PARITY_SKIP; k++)
+        if (strncmp(x->message, words[k], strlen(words[k])) == 0)
+            return true;
+    return false;
+}
+
 static void count(parity_group *g, const parity_claim *x, int64_t i)
 {
     int64_t *n = x->verdict == PARITY_PASS   ? &g->passed
@@ -48,6 +58,8 @@ static void count(parity_group *g, const parity_claim *x, int64_t i)
     if (n == &g->skipped && g->skipped == 0)
         g->first_skipped = i;
     (*n)++;
+    if (parity_claim_is_error(x) && g->errors++ == 0)
+        g->first_error = i;
 }
 
 assay_status parity_groups_make(parity_groups *g, const parity_report *r, const int64_t *column_of)

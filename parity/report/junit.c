@@ -1,5 +1,5 @@
 /* junit.xml: one test suite per case, precision, layout and kernels.  A check whose operations all hold is one test case that
- * lists them with their claims (one each would be 26 thousand for the default run); an operation of which a claim fails, or was not checked, is a test case of its own.  The name
+ * lists them with their claims (one each would be 26 thousand for the default run); an operation of which a claim fails, or was not checked, is a test case of its own; what did not run or could not be checked is an error.  The name
  * of the suite is the class of its test cases: GitLab and Jenkins tell test cases apart by class and name alone. */
 #include "core/base/file.h"
 #include "core/base/log.h"
@@ -18,7 +18,7 @@ typedef struct writer {
 } writer;
 
 typedef struct counts {
-    int64_t tests, failed, skipped;
+    int64_t tests, failed, errors, skipped;
 } counts;
 
 static void put_class(writer *w)
@@ -135,13 +135,18 @@ static void put_failed(writer *w, const parity_group *g, const json_t *seconds)
     fputs("</failure>\n</testcase>\n", w->f);
 }
 
+/* What went wrong is an error: a plain skip is green everywhere. */
 static void put_skipped(writer *w, const parity_group *g, const json_t *seconds)
 {
     open_case(w, g, g->op, seconds);
-    fputs("<skipped message=\"", w->f);
+    if (g->errors > 0)
+        fprintf(w->f, "<error type=\"%s\" message=\"", parity_check_name(g->check));
+    else
+        fputs("<skipped message=\"", w->f);
     put_counts(w->f, g);
     fputs(": ", w->f);
-    parity_put_escaped(w->f, parity_report_at(w->r, g->first_skipped)->message);
+    parity_put_escaped(w->f,
+                       parity_report_at(w->r, g->errors > 0 ? g->first_error : g->first_skipped)->message);
     fputs("\"/>\n</testcase>\n", w->f);
 }
 
@@ -201,7 +206,8 @@ static counts count_cases(const parity_group *g, int64_t n)
         } else {
             c.tests++;
             c.failed += g[i].failed > 0;
-            c.skipped += g[i].failed == 0;
+            c.errors += g[i].failed == 0 && g[i].errors > 0;
+            c.skipped += g[i].failed == 0 && g[i].errors == 0;
         }
     }
     return c;
@@ -212,8 +218,8 @@ static void put_suite(writer *w, const parity_group *g, int64_t n)
     const counts c = count_cases(g, n);
     fputs("<testsuite name=\"", w->f);
     put_class(w);
-    fprintf(w->f, "\" tests=\"%lld\" failures=\"%lld\" errors=\"0\" skipped=\"%lld\"", (long long)c.tests,
-            (long long)c.failed, (long long)c.skipped);
+    fprintf(w->f, "\" tests=\"%lld\" failures=\"%lld\" errors=\"%lld\" skipped=\"%lld\"", (long long)c.tests,
+            (long long)c.failed, (long long)c.errors, (long long)c.skipped);
     put_time(w->f, json_object_get(w->times, "task_s"));
     fputs(">\n", w->f);
     put_properties(w);
@@ -253,12 +259,12 @@ static void put_all(writer *w, const parity_groups *g, const parity_column *colu
     for (int64_t i = 0, end; i < g->n; i = end) {
         end = column_end(g, i);
         const counts c = count_cases(g->of + i, end - i);
-        all.tests += c.tests, all.failed += c.failed;
+        all.tests += c.tests, all.failed += c.failed, all.errors += c.errors;
     }
     fprintf(w->f,
             "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites name=\"assay\" tests=\"%lld\" "
-            "failures=\"%lld\" errors=\"0\"",
-            (long long)all.tests, (long long)all.failed);
+            "failures=\"%lld\" errors=\"%lld\"",
+            (long long)all.tests, (long long)all.failed, (long long)all.errors);
     put_time(w->f, json_object_get(w->facts, "wall time, s"));
     fputs(">\n", w->f);
     for (int64_t i = 0, end; i < g->n; i = end) {

@@ -55,13 +55,15 @@ typedef struct parity_group {
     int64_t column, number;
     parity_check check;
     const char *op;
-    int64_t passed, failed, skipped;
-    int64_t first_failed[PARITY_GROUP_SHOWN], first_skipped; /* results */
+    int64_t passed, failed, skipped, errors; /* errors: of those that are skipped */
+    int64_t first_failed[PARITY_GROUP_SHOWN], first_skipped, first_error; /* results */
 } parity_group;
 typedef struct parity_groups {
     int64_t n, capacity;
     parity_group *of;
 } parity_groups;
+/* A claim that is skipped because something went wrong: an engine died, hung or was stopped; not: there was nothing to ask. */
+bool parity_claim_is_error(const parity_claim *x);
 /* column_of: of parity_report_column_numbers. */
 assay_status parity_groups_make(parity_groups *g, const parity_report *r, const int64_t *column_of);
 void parity_groups_free(parity_groups *g);

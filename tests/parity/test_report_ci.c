@@ -139,6 +139,33 @@ Test(parity_report_ci, junit_is_grouped_and_follows_its_schema)
     parity_report_destroy(r);
 }
 
+/* An engine that died, hung or was stopped is an error, what cannot be asked is skipped. */
+Test(parity_report_ci, what_could_not_be_checked_is_an_error)
+{
+    static const char *const wrong[] = {"did not run: rank 1 died of signal 9",
+                                        "did not run to its end: assay run was stopped by signal 15",
+                                        "could not be checked: the time limit of 3 s is over",
+                                        "the judge died of signal 11 (x)", "the judge left no result: x"};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        parity_report *r;
+        char part[200];
+        cr_assert_eq(parity_report_create(&r), ASSAY_OK);
+        add(r, "1", PARITY_CHECK_LOCAL, "add", PARITY_SKIP, "left out: a layout of two ranks");
+        add(r, "tp2", PARITY_CHECK_WHOLE, "", PARITY_SKIP, "left out: x");
+        add(r, "tp2", PARITY_CHECK_WHOLE, "", PARITY_SKIP, wrong[i]);
+        char *text = junit(r, NULL);
+        cr_expect_eq(lint(), 0);
+        expect(text, "<testsuites name=\"assay\" tests=\"2\" failures=\"0\" errors=\"1\">");
+        expect(text, "tests=\"1\" failures=\"0\" errors=\"0\" skipped=\"1\">");
+        expect(text, "tests=\"1\" failures=\"0\" errors=\"1\" skipped=\"0\">");
+        snprintf(part, sizeof part, "<error type=\"whole\" message=\"2 claims were not checked: %s\"/>",
+                 wrong[i]);
+        expect(text, part);
+        free(text);
+        parity_report_destroy(r);
+    }
+}
+
 /* The schema refuses what readers would lose: two test cases of one name, a failure without a message. */
 Test(parity_report_ci, the_schema_can_fail)
 {

@@ -116,8 +116,8 @@ static inline void expect_reports(const char *dir, counts c)
     snprintf(path, sizeof path, "%s/junit.xml", dir);
     char *text = cli_read(cli_file(path));
     snprintf(expected, sizeof expected,
-             "<testsuites name=\"assay\" tests=\"%d\" failures=\"%d\" errors=\"0\"",
-             cli_count(text, "<testcase "), cli_count(text, "<failure "));
+             "<testsuites name=\"assay\" tests=\"%d\" failures=\"%d\" errors=\"%d\"",
+             cli_count(text, "<testcase "), cli_count(text, "<failure "), cli_count(text, "<error "));
     cr_expect(strstr(text, expected) != NULL, "%s: expected %s", path, expected);
     for (const char *at = text; (at = strstr(at, "name=\"claims\" value=\"")) != NULL; at++) {
         long long n[3] = {0};
