@@ -142,3 +142,26 @@ assay_status parity_report_folder_clear(const char *dir)
     }
     return ASSAY_OK;
 }
+
+/* NAME.safetensors and NAME.lock, where NAME is a SHA-256 (parity/checks/whole_store.c). */
+static bool is_run(const char *name)
+{
+    const size_t digits = strspn(name, "0123456789abcdef");
+    return digits == 64 &&
+           (strcmp(name + digits, ".safetensors") == 0 || strcmp(name + digits, ".lock") == 0);
+}
+
+assay_status parity_report_folder_drop_runs(const char *case_dir)
+{
+    DIR *d = opendir(case_dir);
+    ASSAY_CHECK(d != NULL || errno == ENOENT, ASSAY_IO, "%s: %s", case_dir, strerror(errno));
+    int error = 0;
+    const struct dirent *e;
+    while (d != NULL && (e = readdir(d)) != NULL)
+        if (is_run(e->d_name) && unlinkat(dirfd(d), e->d_name, 0) != 0)
+            error = errno;
+    if (d != NULL)
+        closedir(d);
+    ASSAY_CHECK(error == 0, ASSAY_IO, "%s: a reference run cannot be removed: %s", case_dir, strerror(error));
+    return ASSAY_OK;
+}

@@ -14,4 +14,7 @@ assay_status parity_report_folder_work(const char *dir);
 /* Deletes the report of an earlier run: one that does not come to its end leaves no older verdict.  ASSAY_IO. */
 assay_status parity_report_folder_clear(const char *dir);
 
+/* Removes the reference runs that tasks of a case left for each other in its folder. */
+assay_status parity_report_folder_drop_runs(const char *case_dir);
+
 #endif

@@ -23,6 +23,11 @@ assay_status parity_report_claim_stdout(const char *summary)
     return ASSAY_OK;
 }
 
+assay_status parity_report_open_summary(const char *summary)
+{
+    return summary[0] == '\0' || strcmp(summary, "-") == 0 ? ASSAY_OK : assay_write_file(summary, "", 0);
+}
+
 static assay_status write_fd(const char *text, size_t bytes)
 {
     while (bytes > 0) {

@@ -16,6 +16,9 @@ void parity_report_facts(json_t *facts, int argc, char *const *argv);
  * united. */
 assay_status parity_report_join_facts(json_t *all, const json_t *part);
 
+/* Writes the summary's file, empty: that it cannot be written is known before the first task. */
+assay_status parity_report_open_summary(const char *summary);
+
 /* --summary -: the summary alone goes to standard output, everything else from here on to standard error. */
 assay_status parity_report_claim_stdout(const char *summary);
 

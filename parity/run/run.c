@@ -91,7 +91,9 @@ static int child_main(parity_run_state *s, int index)
         parity_result_init(&r);
         r.check = t->c == NULL ? PARITY_CHECK_EXACT : PARITY_CHECK_WHOLE;
         r.verdict = PARITY_SKIP;
-        snprintf(r.message, sizeof r.message, "did not run: %.490s", assay_error_message());
+        /* A layout that this case has no place for is nothing that went wrong. */
+        snprintf(r.message, sizeof r.message, "%s: %.490s", t->cannot[0] != '\0' ? "left out" : "did not run",
+                 assay_error_message());
         (void)parity_report_add(report, &r);
     }
     part_path(s, index, "results", path);
@@ -179,6 +181,17 @@ static assay_status collect(parity_run_state *s, int index, int status)
     return parity_report_add(s->report, &r);
 }
 
+/* Where the last task of a case has ended and all of them passed, nobody reads its reference runs again: some MB for each. */
+static assay_status drop_reference_runs(const parity_run_state *s, int ended)
+{
+    const parity_task *t = &s->tasks[ended];
+    bool all = t->c != NULL && !s->o.keep;
+    for (int i = 0; i < s->n_tasks && all; i++)
+        all = s->tasks[i].c != t->c ||
+              (s->status[i] != NOT_RUN && WIFEXITED(s->status[i]) && WEXITSTATUS(s->status[i]) == ALL_PASSED);
+    return all ? parity_report_folder_drop_runs(t->case_dir) : ASSAY_OK;
+}
+
 static assay_status wait_one(parity_run_state *s, int *finished)
 {
     int status = 0;
@@ -194,6 +207,7 @@ static assay_status wait_one(parity_run_state *s, int *finished)
             s->running[k] = -1;
             (*finished)++;
             s->status[index] = status;
+            ASSAY_TRY(drop_reference_runs(s, index));
             if (s->o.fail_fast && status != ALL_PASSED)
                 s->first_not_passed = index;
             return ASSAY_OK;
@@ -245,6 +259,7 @@ static assay_status prepare(parity_run_state *s)
     ASSAY_TRY(parity_report_folder_open(s->o.report_dir, &s->lock));
     ASSAY_TRY(parity_report_folder_work(s->o.report_dir));
     ASSAY_TRY(parity_report_folder_clear(s->o.report_dir));
+    ASSAY_TRY(parity_report_open_summary(s->o.summary));
     for (int i = 0; i < s->n_cases; i++) {
         char dir[ASSAY_PATH + 96];
         snprintf(dir, sizeof dir, "%s/work/%s", s->o.report_dir, s->cases[i].name);
@@ -315,12 +330,14 @@ static assay_status run(parity_run_state *s, const assay_train_options *given)
     assay_progress_destroy(progress);
     ASSAY_TRY(st);
     const double wall = assay_monotonic_s() - t0;
-    ASSAY_TRY(write_reports(s, wall));
+    const assay_status written = write_reports(s, wall);
     char results[ASSAY_PATH + 32];
     snprintf(results, sizeof results, "%s/results.jsonl", s->o.report_dir);
-    parity_report_table(s->report, stdout, results);
+    parity_report_table(s->report, stdout,
+                        results); /* also where a file of the report could not be written */
     printf("\n%d tasks in %.1f s; report: %s/index.html\n", s->n_tasks, wall, s->o.report_dir);
-    return ASSAY_OK;
+    s->finished = true;
+    return written;
 }
 
 /* Half as many again as processors: tasks wait for reference runs of each other, ranks of a task for each other, and a task starts
@@ -370,16 +387,18 @@ int parity_main_run(int argc, char **argv)
         "[CASE.json ...]", &given, ASSAY_FOR_RUN, parity_run_option_list, parity_run_option, &s->o);
     if (st == ASSAY_OK)
         st = run(s, &given);
-    if (st != ASSAY_OK)
-        assay_error_print(stderr, "assay run", 0);
     int64_t passed = 0, failed = 0, skipped = 0;
     if (s->report != NULL)
         parity_report_totals(s->report, &passed, &failed, &skipped);
-    if (st == ASSAY_OK) {
+    if (s->finished) {
         printf("%lld passed, %lld failed, %lld skipped\n", (long long)passed, (long long)failed,
                (long long)skipped);
-        code = failed > 0 ? 1 : skipped > 0 || passed == 0 ? 2 : 0;
+        fflush(stdout);
     }
+    if (st == ASSAY_OK) /* a part without a task has nothing to say */
+        code = failed > 0 ? 1 : skipped > 0 || (passed == 0 && s->n_tasks > 0) ? 2 : 0;
+    else
+        assay_error_print(stderr, "assay run", 0);
     for (int i = 0; i < s->n_cases; i++)
         parity_case_free(&s->cases[i]);
     parity_report_destroy(s->report);

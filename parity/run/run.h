@@ -75,6 +75,8 @@ typedef struct parity_run_state {
     int n_cases;
     parity_task *tasks;
     int n_tasks, n_combinations; /* of them, before the matrix chose */
+    int n_chosen;                /* by the matrix, for all parts */
+    bool finished;               /* every task has ended, and what came of it is known */
     int *order;                  /* in which tasks start; -1: has */
     int *status;                 /* of each task's child */
     int first_not_passed;        /* the task that ended the run, with fail_fast; -1: none */

@@ -26,6 +26,26 @@ Test(run, an_honest_engine_passes_and_the_reports_say_so)
     cli_free(&r);
 }
 
+/* Reference runs that tasks share lie in the case's folder under their hashes. */
+static int reference_runs(const char *options, int code)
+{
+    char command[CLI_LINE];
+    cli_result r = cli_run("run --engine sim --quiet --report rep --check whole %s case.json", options);
+    cr_expect_eq(r.code, code, "%s%s", r.out, r.err);
+    cli_free(&r);
+    snprintf(command, sizeof command, "exit $(ls %s | grep -cE '^[0-9a-f]{64}\\.'); ",
+             cli_file("rep/work/tiny"));
+    const int status = system(command);
+    return WEXITSTATUS(status);
+}
+
+Test(run, reference_runs_of_a_case_that_passed_are_removed)
+{
+    cr_expect_eq(reference_runs("", 0), 0);
+    cr_expect_gt(reference_runs("--keep", 0), 1);
+    cr_expect_gt(reference_runs("--fault skip_all_reduce", 1), 1);
+}
+
 static bool is_failed_all_reduce(const json_t *o)
 {
     const char *op = json_string_value(json_object_get(o, "operation"));
