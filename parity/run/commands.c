@@ -314,6 +314,27 @@ static assay_status check_complete(const parity_origin *run, const char *const *
     return ASSAY_OK;
 }
 
+static bool same_file(const char *a, const char *b)
+{
+    struct stat x, y;
+    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
+/* The files of a part are not written over by what it is merged into, under whatever name. */
+static assay_status check_target(const char *out, const char *summary, const char *path)
+{
+    char inside[ASSAY_PATH + 32], target[ASSAY_PATH + 32];
+    struct stat sb;
+    const bool folder = stat(path, &sb) == 0 && S_ISDIR(sb.st_mode);
+    snprintf(inside, sizeof inside, folder ? "%.1000s/results.jsonl" : "%.1000s", path);
+    snprintf(target, sizeof target, "%.1000s/results.jsonl", out);
+    ASSAY_CHECK(!(folder && same_file(path, out)) && !same_file(inside, target), ASSAY_INVALID_ARGUMENT,
+                "--report %s: is the part %s, which would be written over: name another folder", out, path);
+    ASSAY_CHECK(summary[0] == '\0' || !same_file(inside, summary), ASSAY_INVALID_ARGUMENT,
+                "--summary %s: is the part %s, which would be written over", summary, path);
+    return ASSAY_OK;
+}
+
 static assay_status merge(const command_options *o, int *code)
 {
     const char *part[MAX_PATHS] = {0};
@@ -328,6 +349,7 @@ static assay_status merge(const command_options *o, int *code)
     ASSAY_CHECK_GOTO(facts != NULL, ASSAY_OUT_OF_MEMORY, st, done, "report");
     ASSAY_TRY_GOTO(parity_report_claim_stdout(o->summary), st, done);
     for (int i = 1; i < o->n_paths; i++) {
+        ASSAY_TRY_GOTO(check_target(o->out, o->summary, o->paths[i]), st, done);
         ASSAY_TRY_GOTO(add_shard(report, o->paths[i], o->paths[1], &run, part), st, done);
         ASSAY_TRY_GOTO(add_facts(facts, o->paths[i]), st, done);
     }
@@ -335,8 +357,7 @@ static assay_status merge(const command_options *o, int *code)
     run.shard = run.shards = 1;
     parity_report_set_origin(report, &run);
     ASSAY_TRY_GOTO(parity_report_folder_open(o->out, &lock), st, done);
-    ASSAY_TRY_GOTO(parity_report_write(report, o->out, "assay run (merged shards)", facts, o->summary), st,
-                   done);
+    st = parity_report_write(report, o->out, "assay run (merged shards)", facts, o->summary);
     snprintf(path, sizeof path, "%s/results.jsonl", o->out);
     parity_report_table(report, stdout, path);
     parity_report_totals(report, &passed, &failed, &skipped);

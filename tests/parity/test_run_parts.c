@@ -2,6 +2,7 @@
 #include "tests/support/run.h"
 
 #include <sys/stat.h>
+#include <unistd.h>
 
 TestSuite(run_parts, .init = run_setup, .fini = cli_teardown, .timeout = 200);
 
@@ -135,6 +136,60 @@ Test(run_parts, only_all_parts_of_one_run_are_joined)
     r = cli_run("report merge p3/results.jsonl p1 p2 --report joined");
     cli_expect_success(&r, "all parts, in any order");
     cli_free(&r);
+}
+
+/* More parts than tasks: one without a task is green and joins. */
+Test(run_parts, a_part_without_a_task_is_empty)
+{
+    for (int i = 1; i <= 3; i++) {
+        cli_result r = cli_run("run --engine sim --quiet --report e%d --layout 1 --layout tp2 --shard %d/3 "
+                               "--check plan case.json",
+                               i, i);
+        cli_expect_success(&r, "shard");
+        cr_expect_eq(strstr(r.out, "part 3 of 3: none of the 2 tasks of the matrix: an empty part") != NULL,
+                     i == 3, "%s", r.out);
+        cr_expect_eq(totals(&r).passed > 0, i < 3);
+        cli_free(&r);
+    }
+    cli_result r = cli_run("report merge e1 e2 e3 --report joined");
+    cli_expect_success(&r, "with the empty part");
+    cli_free(&r);
+    r = cli_run("report merge e1 e2 --report joined");
+    cli_expect_refusal(&r, "without it", (const char *const[]){"missing 3/3", NULL});
+    cli_free(&r);
+    r = cli_run("run --engine sim --report e4 --precision bf16 --shard 1/3 case.json");
+    cli_expect_refusal(&r, "no task at all", (const char *const[]){"nothing to run", NULL});
+    cli_free(&r);
+}
+
+/* Under its name, through a link, by its file. */
+Test(run_parts, a_part_is_no_target)
+{
+    static const char *const rows[] = {"p1 p2 --report p1",
+                                       "p1 p2 --report p2",
+                                       "p1 p2 --report link",
+                                       "p1/results.jsonl p2 --report p1",
+                                       "p1 p2/results.jsonl --report ./p2",
+                                       "p1 p2 --report joined --summary p2/results.jsonl"};
+    char *before[2];
+    for (int i = 1; i <= 2; i++) {
+        char path[64];
+        cli_result r =
+            cli_run("run --engine sim --quiet --report p%d --check plan --shard %d/2 case.json", i, i);
+        cli_expect_success(&r, "shard");
+        cli_free(&r);
+        snprintf(path, sizeof path, "p%d/results.jsonl", i);
+        before[i - 1] = cli_read(cli_file(path));
+    }
+    cr_assert_eq(symlink("p1", cli_file("link")), 0);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        cli_result r = cli_run("report merge %s", rows[i]);
+        cli_expect_refusal(&r, rows[i], (const char *const[]){"which would be written over", NULL});
+        cli_free(&r);
+    }
+    char *a = cli_read(cli_file("p1/results.jsonl")), *b = cli_read(cli_file("p2/results.jsonl"));
+    cr_expect(strcmp(a, before[0]) == 0 && strcmp(b, before[1]) == 0, "the parts are as they were");
+    free(a), free(b), free(before[0]), free(before[1]);
 }
 
 /* Parts are of one run when they read the same bytes: one changed weight of a model folder is another run. */
