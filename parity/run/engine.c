@@ -7,6 +7,7 @@
 #include "core/run/launch.h"
 #include "core/run/metrics.h"
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -67,16 +68,37 @@ static void said(int fd, bool failed, char *line, size_t capacity)
     assay_clean_text(line);
 }
 
+/* How `program doctor` ended; code: errno of exec, 0: it was started.  That there is no device is the program's own word. */
+static assay_status ended_well(const char *program, int status, int code, int errors)
+{
+    const bool well = WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    char why[400];
+    ASSAY_CHECK(code == 0, ASSAY_CHILD, "engine %s: cannot be started: %s%s", program, strerror(code),
+                code == ENOENT    ? " (it is there: its interpreter, or the loader that it names, is not)"
+                : code == ENOEXEC ? " (a script needs a first line #!, a program must be of this machine)"
+                                  : "");
+    said(errors, !well, why, sizeof why);
+    ASSAY_CHECK(!WIFSIGNALED(status), ASSAY_CHILD, "%s doctor: died of signal %d (%s)%s", program,
+                WTERMSIG(status), strsignal(WTERMSIG(status)), why);
+    ASSAY_CHECK(well, ASSAY_CHILD, "%s doctor: ended with exit code %d%s", program, WEXITSTATUS(status),
+                why[0] != '\0' ? why : ", without a word on stderr");
+    return ASSAY_OK;
+}
+
 /* Runs `program doctor` (with `flag` when that is not NULL) and reads the JSON object it prints. */
 static assay_status ask(const char *program, const char *flag, json_t **out)
 {
-    int fd[2];
+    int fd[2], failed[2]; /* what exec says that failed: closed by one that did not */
     char *text = NULL;
     size_t n = 0, capacity = 1 << 18;
     double limit_s;
     *out = NULL;
     ASSAY_TRY(doctor_limit(&limit_s));
-    ASSAY_CHECK(pipe(fd) == 0, ASSAY_IO, "pipe: %s", strerror(errno));
+    ASSAY_CHECK(pipe2(failed, O_CLOEXEC) == 0, ASSAY_IO, "pipe: %s", strerror(errno));
+    if (pipe(fd) != 0) {
+        close(failed[0]), close(failed[1]);
+        ASSAY_FAIL(ASSAY_IO, "pipe: %s", strerror(errno));
+    }
     /* Kept, not shown: that this machine has no device is a reason to take the simulator, no error of the run. */
     const int errors = memfd_create("doctor", MFD_CLOEXEC);
     const pid_t parent = getpid(), pid = fork();
@@ -90,8 +112,10 @@ static assay_status ask(const char *program, const char *flag, json_t **out)
         if (errors >= 0)
             dup2(errors, STDERR_FILENO);
         execv(program, argv);
-        _exit(127);
+        const int code = errno;
+        _exit(write(failed[1], &code, sizeof code) == sizeof code ? 127 : 126);
     }
+    close(failed[1]);
     close(fd[1]);
     text = malloc(capacity);
     const double end = assay_monotonic_s() + limit_s;
@@ -110,7 +134,9 @@ static assay_status ask(const char *program, const char *flag, json_t **out)
         n += (size_t)got;
     }
     close(fd[0]);
-    int status = -1;
+    int status = -1, code = 0;
+    const bool started = pid <= 0 || late || read(failed[0], &code, sizeof code) != sizeof code;
+    close(failed[0]);
     assay_status st = ASSAY_OK;
     ASSAY_CHECK_GOTO(pid > 0 && text != NULL, ASSAY_IO, st, done, "%s doctor: %s", program, strerror(errno));
     if (late || !ends_before(pid, end, &status)) {
@@ -120,11 +146,7 @@ static assay_status ask(const char *program, const char *flag, json_t **out)
                          limit_s);
         goto done;
     }
-    const bool well = WIFEXITED(status) && WEXITSTATUS(status) == 0;
-    char why[400];
-    said(errors, !well, why, sizeof why);
-    ASSAY_CHECK_GOTO(well, ASSAY_CHILD, st, done, "%s doctor: no device answers (exit status %d)%s", program,
-                     WIFEXITED(status) ? WEXITSTATUS(status) : -1, why);
+    ASSAY_TRY_GOTO(ended_well(program, status, started ? 0 : code, errors), st, done);
     if ((st = assay_json_parse(out, text, n, "doctor")) != ASSAY_OK)
         assay_context(st, "%s doctor: expected a JSON object that describes the device", program);
 done:

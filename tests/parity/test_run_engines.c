@@ -55,8 +55,69 @@ Test(run_engines, an_engine_without_a_device_does_not_shout)
     cli_result r = cli_run("run --engine-program %s --quiet --report rep case.json", cli_file("empty"));
     cli_expect_refusal(
         &r, "empty",
-        (const char *const[]){"no device answers (exit status 2): no CUDA device answers: none found", NULL});
+        (const char *const[]){"ended with exit code 2: no CUDA device answers: none found", NULL});
     cr_expect(strstr(r.err, "assay-gpu: error") == NULL, "%s", r.err);
+    cli_free(&r);
+}
+
+/* What happened, not what it might mean. */
+Test(run_engines, how_an_engine_did_not_start_is_said)
+{
+    static const struct {
+        const char *text, *words;
+    } rows[] = {
+        {"not a program\n", "cannot be started: Exec format error (a script needs a first line #!"},
+        {"#!/no/such/shell\nexit 0\n",
+         "cannot be started: No such file or directory (it is there: its interpreter"},
+        {"#!/bin/sh\nkill -SEGV $$\n", "doctor: died of signal 11 (Segmentation fault)"},
+        {"#!/bin/sh\nexit 3\n", "doctor: ended with exit code 3, without a word on stderr"},
+        {"#!/bin/sh\nexit 127\n", "doctor: ended with exit code 127"},
+        {"#!/bin/sh\necho it rains >&2\nexit 1\n", "doctor: ended with exit code 1: it rains"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        cli_write_text(cli_file("broken"), rows[i].text);
+        cr_assert_eq(chmod(cli_file("broken"), 0700), 0);
+        cli_result r = cli_run("run --engine-program %s --quiet --report rep case.json", cli_file("broken"));
+        cli_expect_refusal(&r, rows[i].words, (const char *const[]){rows[i].words, NULL});
+        cr_expect_null(strstr(r.err, "no device"), "%s", r.err);
+        cli_free(&r);
+    }
+}
+
+/* It dies in a run: an error of CI's report, and no failure of a claim. */
+Test(run_engines, a_dead_engine_is_an_error_in_junit)
+{
+    fake_engine("dies", "exec " ASSAY_BIN_DIR "/assay-sim \"$@\"; fi; if [ \"$1\" = step ]; then kill -9 $$");
+    cli_result r =
+        cli_run("run --engine-program %s --quiet --layout 1 --report rep case.json", cli_file("dies"));
+    cr_expect_eq(r.code, 2, "%s%s", r.out, r.err);
+    cr_expect(strstr(r.out, "rank 0 died of signal 9") != NULL, "%s%s", r.out, r.err);
+    expect_reports("rep", totals(&r));
+    char *text = cli_read(cli_file("rep/junit.xml"));
+    cr_expect_gt(cli_count(text, "<error "), 0);
+    cr_expect_eq(cli_count(text, "<skipped "), 0);
+    free(text);
+    cli_free(&r);
+}
+
+Test(run_engines, a_summary_that_cannot_be_written_is_found_before_the_first_task)
+{
+    cli_result r = cli_run("run --engine sim --quiet --layout 1 --check plan --report rep --summary "
+                           "no/such/folder/page.md case.json");
+    cli_expect_refusal(&r, "summary", (const char *const[]){"no/such/folder/page.md", NULL});
+    cr_expect_not(cli_exists(cli_file("rep/results.jsonl")));
+    cli_free(&r);
+    /* It goes away in the meantime: what was found is told all the same. */
+    fake_engine("removes",
+                "exec " ASSAY_BIN_DIR "/assay-sim \"$@\"; fi; rm -rf pages; if true; then exec " ASSAY_BIN_DIR
+                "/assay-sim \"$@\"");
+    cr_assert_eq(assay_mkdir_p(cli_file("pages")), ASSAY_OK);
+    r = cli_run(
+        "run --engine-program %s --quiet --layout 1 --check plan --report rep --summary pages/page.md "
+        "case.json",
+        cli_file("removes"));
+    cr_expect_eq(r.code, 2, "%s%s", r.out, r.err);
+    cr_expect(totals(&r).passed > 0 && strstr(r.err, "pages/page.md") != NULL, "%s%s", r.out, r.err);
     cli_free(&r);
 }
 
