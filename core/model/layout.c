@@ -75,16 +75,16 @@ static bool was_given(const bool *seen, size_t offset)
     return given;
 }
 
-/* One to five decimal digits, the whole of [text, end). */
+/* Decimal digits, the whole of [text, end); what is too large for any word stays too large. */
 static bool parse_number(const char *text, const char *end, int *out)
 {
     int value = 0;
-    if (text == end || end - text > 5)
+    if (text == end)
         return false;
     for (; text != end; text++) {
         if (*text < '0' || *text > '9')
             return false;
-        value = value * 10 + (*text - '0');
+        value = value < 100000 ? value * 10 + (*text - '0') : value;
     }
     *out = value;
     return true;

@@ -25,13 +25,15 @@ static assay_status resolve(const char *file, const char *path, char out[ASSAY_P
 
 static assay_status read_model(const json_t *root, parity_case *c)
 {
+    char what[ASSAY_PATH + 16];
     json_t *model = json_object_get(root, "model");
     if (json_is_string(model))
         return resolve(c->file, json_string_value(model), c->model_dir);
     ASSAY_CHECK(json_is_object(model), ASSAY_FORMAT, "%s: model: expected a folder or a configuration",
                 c->file);
     c->model = json_incref(model);
-    return ASSAY_OK;
+    snprintf(what, sizeof what, "%s: model", c->file);
+    return parity_case_members(model, what);
 }
 
 static assay_status read_data(const json_t *root, parity_case *c)
@@ -195,6 +197,9 @@ assay_status parity_case_read(const json_t *root, const char *path, parity_case 
     ASSAY_CHECK_GOTO(out->name[0] != 0 &&
                          strspn(out->name, "abcdefghijklmnopqrstuvwxyz0123456789_-") == strlen(out->name),
                      ASSAY_FORMAT, st, done, "%s: name: expected [a-z0-9_-]+, found \"%s\"", path, out->name);
+    const json_t *description = json_object_get(root, "description");
+    ASSAY_CHECK_GOTO(description == NULL || json_is_string(description), ASSAY_FORMAT, st, done,
+                     "%s: description: expected a string", path);
     ASSAY_TRY_GOTO(read_matrix(root, out), st, done);
     ASSAY_TRY_GOTO(read_model(root, out), st, done);
     ASSAY_TRY_GOTO(read_data(root, out), st, done);

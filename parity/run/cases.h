@@ -47,6 +47,8 @@ assay_status parity_case_load(const char *path, parity_case *out);
 assay_status parity_case_read(const json_t *root, const char *path, parity_case *out);
 /* A case that is drawn from a number (random_case.c): it can be read, its layouts cut it.  json_decref(). */
 assay_status parity_case_random(uint64_t number, json_t **out);
+/* case_members.c: every member of an inline model is one that configurations have.  ASSAY_FORMAT names the nearest. */
+assay_status parity_case_members(const json_t *model, const char *what);
 void parity_case_free(parity_case *c);
 /* The case's model configuration: its inline one or its folder's. */
 assay_status parity_case_config(const parity_case *c, assay_model_config *config);

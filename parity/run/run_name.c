@@ -70,8 +70,11 @@ static assay_status put_case(FILE *f, const parity_case *c)
         ASSAY_TRY(put_file(f, c->file));
     if (c->batch_file[0] != '\0')
         ASSAY_TRY(put_file(f, c->batch_file));
-    for (int i = 0; i < c->n_data_paths; i++)
-        ASSAY_TRY(put_tree(f, c->data_paths[i], not_hidden, 0));
+    for (int i = 0; i < c->n_data_paths; i++) {
+        const assay_status st = put_tree(f, c->data_paths[i], not_hidden, 0);
+        if (st != ASSAY_OK)
+            return assay_context(st, "%s: data: paths[%d]", c->file, i);
+    }
     return c->model_dir[0] != '\0' ? put_tree(f, c->model_dir, of_a_model, 0) : ASSAY_OK;
 }
 

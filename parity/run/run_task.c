@@ -51,7 +51,10 @@ static assay_status open_data(const parity_case *c, assay_dataset **data, int64_
         goto done;
     for (int i = 0; i < c->n_data_paths; i++)
         paths[i] = c->data_paths[i];
-    ASSAY_TRY_GOTO(assay_dataset_open(data, paths, c->n_data_paths), st, done);
+    if ((st = assay_dataset_open(data, paths, c->n_data_paths)) != ASSAY_OK) {
+        assay_context(st, "%s: data: paths", c->file);
+        goto done;
+    }
     ASSAY_CHECK_GOTO(assay_dataset_vocab(*data) <= config->vocab_size, ASSAY_INVALID_ARGUMENT, st, done,
                      "%s: the data needs a vocabulary of %lld, the model has %lld", c->file,
                      (long long)assay_dataset_vocab(*data), (long long)config->vocab_size);
