@@ -3,12 +3,14 @@
 #include "core/run/inputs.h"
 #include "core/run/stop.h"
 #include "ref/checkpoint.h"
+#include "ref/fast/blas_memory.h"
 #include "ref/parallel/pipeline.h"
 #include "ref/parallel/sharding.h"
 
 #include <cblas.h>
 #include <malloc.h>
 #include <math.h>
+#include <omp.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -345,6 +347,7 @@ assay_status ref_run(const ref_run_config *config, double *const *weights, ref_r
     ref_engine e = {0};
     *result = (ref_run_result){0};
     ASSAY_TRY(check_run(config));
+    ASSAY_TRY(ref_blas_reserve(omp_get_max_threads()));
     const int64_t wanted = config->batches->training ? config->options->train_iters : 0;
     const int64_t steps = wanted > 0 ? wanted : config->batches->steps;
     /* One thread in OpenBLAS: bits must not depend on the number of threads (ref/ops/linear.c). */

@@ -5,7 +5,9 @@
 #include "core/files/dataset.h"
 #include "core/run/inputs.h"
 #include "parity/dry/dry_svg.h"
+#include "ref/fast/blas_memory.h"
 #include <math.h>
+#include <omp.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -400,6 +402,7 @@ assay_status parity_run_task(const parity_run_options *o, const parity_engine *e
     parity_run_reproduce(o, e->name, t, context.reproduce);
     parity_report_set_context(report, &context);
     ASSAY_CHECK(t->cannot[0] == '\0', ASSAY_INVALID_ARGUMENT, "%s", t->cannot);
+    ASSAY_TRY(ref_blas_reserve(omp_get_max_threads()));
     ASSAY_TRY(assay_mkdir_p(t->dir));
     if (t->c != NULL)
         s.train = t->c->options;

@@ -121,6 +121,21 @@ Test(run_engines, a_summary_that_cannot_be_written_is_found_before_the_first_tas
     cli_free(&r);
 }
 
+/* OpenBLAS asks for its buffers again and again where there is no memory: the judge hung. */
+Test(run_engines, little_memory_is_said_and_does_not_hang)
+{
+    char command[CLI_LINE], *out;
+    snprintf(command, sizeof command,
+             "cd %s && (ulimit -v 150000; timeout 60 " ASSAY_BIN_DIR
+             "/assay run --engine sim --quiet --layout 1 --report rep case.json) > vm.txt 2>&1",
+             cli_folder);
+    const int status = system(command);
+    cr_expect(WIFEXITED(status) && WEXITSTATUS(status) == 2, "exit code %d", WEXITSTATUS(status));
+    out = cli_read(cli_file("vm.txt"));
+    cr_expect(strstr(out, "did not run: OpenBLAS needs 128 MiB of address space") != NULL, "%s", out);
+    free(out);
+}
+
 Test(run_engines, an_engine_that_never_answers_is_given_up)
 {
     fake_engine("silent", "sleep 1000");
