@@ -202,8 +202,8 @@ def build_model(case):
     """The model in double, with drawn weights; call inside doubles()."""
     config_class = getattr(transformers, case["arch"] + "Config")
     model_class = getattr(transformers, case["arch"] + "ForCausalLM")
-    config = config_class(**case["config"], attention_dropout=0.0, use_cache=False, pad_token_id=None,
-                          bos_token_id=None, eos_token_id=None)
+    config = config_class(**{"attention_dropout": 0.0, "use_cache": False, "pad_token_id": None, "bos_token_id": None,
+                             "eos_token_id": None, **case["config"]})
     config._attn_implementation = "eager"
     config._experts_implementation = "eager"
     model = model_class(config)
@@ -232,11 +232,14 @@ def grads_on_disk(model):
     return grads
 
 
-def draw_tokens(shape, vocab, generator):
-    """Token ids and labels; the first and the last id occur, and a few labels differ from their input."""
+def draw_tokens(shape, vocab, generator, padding=None):
+    """Token ids and labels; the first and the last id occur, and a few labels differ from their input; a padding id lies in the
+    middle of every row and at its end."""
     ids = torch.randint(0, vocab, shape, generator=generator)
     flat = ids.view(-1)
     flat[1], flat[2], flat[5], flat[6] = 0, vocab - 1, flat[4], flat[4]
+    if padding is not None:
+        ids[..., 10:13] = ids[..., -2:] = padding
     labels = ids.clone()
     other = torch.rand(shape, generator=generator) < 0.1
     labels[other] = torch.randint(0, vocab, shape, generator=generator)[other]
@@ -245,7 +248,7 @@ def draw_tokens(shape, vocab, generator):
 
 def make_batch(case, generator):
     """One batch; masked labels at the start of row 0, in the middle and at the end of both rows."""
-    ids, labels = draw_tokens((BATCH, SEQ), case["config"]["vocab_size"], generator)
+    ids, labels = draw_tokens((BATCH, SEQ), case["config"]["vocab_size"], generator, case.get("padding"))
     labels[0, :5] = IGNORE
     labels[0, 17:22] = IGNORE
     labels[1, 9] = IGNORE
@@ -257,7 +260,7 @@ def make_batch(case, generator):
 
 def make_train_batch(case, generator):
     """Steps x microbatches; the microbatches of a step have very different numbers of label tokens."""
-    ids, labels = draw_tokens(TRAIN_SHAPE, case["config"]["vocab_size"], generator)
+    ids, labels = draw_tokens(TRAIN_SHAPE, case["config"]["vocab_size"], generator, case.get("padding"))
     labels[0, 0, :, :15] = IGNORE
     labels[0, 1, 1, 20:] = IGNORE
     labels[1, 0, 0, :] = IGNORE   # a row without a label
@@ -362,6 +365,8 @@ def write_config(folder, model, case):
         config["rope_scaling"] = case["rope_scaling"]
         config.pop("layer_types", None)
         config["transformers_version"] = "4.40.0"
+    for key in case.get("unsaid", ()):
+        del config[key]
     for old, new in case.get("rename", {}).items():
         config[new] = config.pop(old)
     save_json(folder / "config.json", config)

@@ -188,7 +188,8 @@ extern GPU_LADDER(dropout_bwd);
 /* y[t,:] = weight[ids[t] - vocab_start] where this piece has that row, else 0      y [T,H]  weight [V,H]  ids I64 [T]
  * Refused: vocab_start below 0. */
 extern GPU_LADDER(embedding_fwd);
-/* dweight[ids[t] - vocab_start] += dy[t], t ascending, each onto the sum so far      dweight F32 [V,H]  dy [T,H] */
+/* dweight[ids[t] - vocab_start] += dy[t], t ascending, each onto the sum so far; tokens of id padding_idx add nothing (-1: no such
+ * id)      dweight F32 [V,H]  dy [T,H]      Refused: vocab_start below 0, padding_idx below -1. */
 extern GPU_LADDER(embedding_bwd);
 
 /* --- sum.cu ------------------------------------------------------------------------------------------------- */

@@ -105,7 +105,7 @@ static assay_status embedding_bwd(gpu_model *m, gpu_microbatch_state *mb, gpu_va
     ASSAY_TRY(gpu_row_parallel_output_bwd(m, m->sp, "embedding.reduce", &whole, &dropped, &mb->embedding));
     return GPU_CALL(m->run, "embedding_bwd", "embedding", GPU_T("dy", &whole), GPU_T("ids", &mb->ids),
                     GPU_I("vocab_start", gpu_dim_tp(m, m->config->vocab_size, 1).start),
-                    GPU_T("dweight", dweight));
+                    GPU_I("padding_idx", m->config->pad_token_id), GPU_T("dweight", dweight));
 }
 
 /* --- layers ------------------------------------------------------------------------------------------------- */

@@ -624,13 +624,14 @@ enum {
     ASSAY_KERNEL_ATTR_EMBEDDING_FWD_VOCAB_START = 0,
 };
 
-/* | `embedding_bwd` | dy act [T,H], ids I64 [T] | dweight F32 [V,H] | | vocab_start = 0 |
+/* | `embedding_bwd` | dy act [T,H], ids I64 [T] | dweight F32 [V,H] | | vocab_start = 0, padding_idx = -1 |
    sums: dweight: T */
 enum {
     ASSAY_KERNEL_SLOT_EMBEDDING_BWD_DY = 0,
     ASSAY_KERNEL_SLOT_EMBEDDING_BWD_IDS = 1,
     ASSAY_KERNEL_SLOT_EMBEDDING_BWD_DWEIGHT = 2,
     ASSAY_KERNEL_ATTR_EMBEDDING_BWD_VOCAB_START = 0,
+    ASSAY_KERNEL_ATTR_EMBEDDING_BWD_PADDING_IDX = 1,
 };
 
 /* | `sum` | x F32 [n] | | y F64 [1] | |

@@ -424,7 +424,7 @@ assay_status ref_ranks_embedding_bwd(ref_pass *p, const ref_tensor *dy, const re
         const int64_t v = w->shard.local_shape[0], h = w->shard.local_shape[1];
         if (w->grad)
             ref_embedding_bwd(w->grad, dy->at[r].x, ids->at[r].x, w->shard.segments[0][0].start,
-                              ids->at[r].rows, v, h);
+                              p->e->config->pad_token_id, ids->at[r].rows, v, h);
     }
     ref_store_main_grad(p, weight);
     return ASSAY_OK;

@@ -168,9 +168,9 @@ void ref_sigmoid_gate_bwd(double *dx, double *dgate, const double *dy, const dou
 /* y [T,H] =   ids [T]   w [V,H], the piece that starts at vocab_start */
 void ref_embedding_fwd(double *y, const int64_t *ids, const double *w, int64_t vocab_start, int64_t t,
                        int64_t v, int64_t h);
-/* dweight [V,H] += */
-void ref_embedding_bwd(double *dweight, const double *dy, const int64_t *ids, int64_t vocab_start, int64_t t,
-                       int64_t v, int64_t h);
+/* dweight [V,H] += ; tokens of the global id padding_idx add nothing (-1: no such id) */
+void ref_embedding_bwd(double *dweight, const double *dy, const int64_t *ids, int64_t vocab_start,
+                       int64_t padding_idx, int64_t t, int64_t v, int64_t h);
 
 /* --- loss.c ------------------------------------------------------------------------------------------------- */
 /* stats [3,T] = max, sum exp, target logit (0 elsewhere)   logits [T,V]   targets [T] global ids, -100

@@ -474,9 +474,10 @@ static assay_status embedding_fwd(const replay *r)
 static assay_status embedding_bwd(const replay *r)
 {
     const ref_value *ids, *dy, *old;
-    int64_t start, count;
+    int64_t start, padding, count;
     ref_pair dw;
     ASSAY_TRY(replay_attr_i64(r, "vocab_start", 0, ASSAY_CONFIG_MAX_DIM, &start));
+    ASSAY_TRY(replay_attr_i64(r, "padding_idx", -1, ASSAY_CONFIG_MAX_DIM, &padding));
     ASSAY_TRY(replay_real(r, "dweight_in", -1, &old));
     ASSAY_TRY(matrix(r, old, 2));
     ASSAY_TRY(replay_integer(r, "ids", -1, &ids));
@@ -485,8 +486,8 @@ static assay_status embedding_bwd(const replay *r)
     ASSAY_TRY(replay_out_real(r, "dweight", old->count, ASSAY_F32, "accumulation", &dw));
     if (old->count == 0)
         return ASSAY_OK;
-    return ref_bound_embedding_bwd(dw, dy->value, ids->ivalue, old->value, start, ids->count, old->shape[0],
-                                   old->shape[1], &r->d);
+    return ref_bound_embedding_bwd(dw, dy->value, ids->ivalue, old->value, start, padding, ids->count,
+                                   old->shape[0], old->shape[1], &r->d);
 }
 
 const replay_row replay_dense_table[] = {

@@ -148,7 +148,7 @@ static void loss(const sizes *z, const ref_declared *d)
     check(ref_bound_cross_entropy_stats(stats, logits, ids, 0, t, v, d));
     ref_bound_cross_entropy_loss(lse, each, stats.y, ids, 1, t, d);
     ref_bound_cross_entropy_bwd(dlogits, logits, lse.y, ids, 0, 1.0 / (double)t, t, v, d);
-    check(ref_bound_embedding_bwd(dw, dy, ids, old, 0, t, v, z->hidden, d));
+    check(ref_bound_embedding_bwd(dw, dy, ids, old, 0, -1, t, v, z->hidden, d));
     spent[LOSS] += cpu_seconds() - start;
     drop(stats), drop(lse), drop(each), drop(dlogits), drop(dw);
     free(logits), free(dy), free(old), free(ids);

@@ -180,6 +180,7 @@ static assay_status adapt(json_t *root, const char *what)
     }
     if (json_is_false(json_object_get(root, "sliding_window")))
         json_object_set_new(root, "sliding_window", json_null());
+    (void)json_object_del(root, "pad_token_id"); /* its embeddings have no padding_idx */
     if (json_object_get(root, "tie_word_embeddings") == NULL)
         json_object_set_new(root, "tie_word_embeddings", json_true());
     return ASSAY_OK;

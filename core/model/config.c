@@ -308,6 +308,7 @@ assay_status assay_config_check(const assay_model_config *c, const char *what)
     ASSAY_TRY(check_range(c, what, "hidden_size", c->hidden_size, 1, ASSAY_CONFIG_MAX_DIM));
     ASSAY_TRY(check_range(c, what, "ffn_hidden_size", c->ffn_hidden_size, 1, ASSAY_CONFIG_MAX_DIM));
     ASSAY_TRY(check_range(c, what, "vocab_size", c->vocab_size, 1, ASSAY_CONFIG_MAX_DIM));
+    ASSAY_TRY(check_range(c, what, "pad_token_id", c->pad_token_id, -1, c->vocab_size - 1));
     ASSAY_TRY(
         check_range(c, what, "max_position_embeddings", c->max_position_embeddings, 1, (int64_t)1 << 40));
     ASSAY_TRY(check_real(c, what, "layernorm_epsilon", c->layernorm_epsilon, 0.0, 1.0));

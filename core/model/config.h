@@ -99,6 +99,8 @@ typedef struct assay_model_config {
     int64_t num_query_groups;    /* G, key/value heads */
     int64_t kv_channels;         /* D, head dimension */
     int64_t vocab_size;          /* V */
+    int64_t
+        pad_token_id; /* Hugging Face's padding_idx of the embedding: that row has no gradient from there; -1: none, as in Megatron-LM */
     int64_t max_position_embeddings;
     double layernorm_epsilon;
     bool tie_word_embeddings;

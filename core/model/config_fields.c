@@ -173,6 +173,8 @@ const char *assay_config_difference(const assay_model_config *a, const assay_mod
 {
     if (a->arch != b->arch)
         return "arch";
+    if (a->pad_token_id != b->pad_token_id) /* no word of a `megatron` file's */
+        return "pad_token_id";
     for (int i = 0; i < N_FIELDS; i++) {
         if (field_differs(&fields[i], a, b))
             return fields[i].name;
@@ -193,6 +195,7 @@ void assay_config_defaults(assay_model_config *c, assay_arch arch)
     memset(c, 0, sizeof *c);
     c->arch = arch;
     c->max_position_embeddings = 4096;
+    c->pad_token_id = -1;
     c->layernorm_epsilon = assay_hf_class_of(arch)->rms_norm_eps;
     c->init_method_std = 0.02;
     c->rotary_base = assay_hf_class_of(arch)->rope_theta;

@@ -124,6 +124,22 @@ static assay_status read_sizes(const json_t *root, const char *what, assay_model
     return ASSAY_OK;
 }
 
+/* nn.Embedding(vocab_size, hidden_size, padding_idx=pad_token_id): a negative id counts from the end. */
+static assay_status read_padding(const json_t *root, const char *what, assay_model_config *c)
+{
+    const assay_hf_class *class = assay_hf_class_of(c->arch);
+    int64_t id = class->pad_token_id;
+    if (is_null(root, "pad_token_id") ||
+        (json_object_get(root, "pad_token_id") == NULL && !class->has_pad_token_id))
+        return ASSAY_OK;
+    ASSAY_TRY(assay_json_get_i64(root, "pad_token_id", false, INT64_MIN, INT64_MAX, what, &id));
+    ASSAY_CHECK(id >= -c->vocab_size && id < c->vocab_size, ASSAY_LIMIT,
+                "%s: pad_token_id: the embedding's padding_idx, expected null or %lld to %lld, found %lld",
+                what, (long long)-c->vocab_size, (long long)c->vocab_size - 1, (long long)id);
+    c->pad_token_id = id < 0 ? id + c->vocab_size : id;
+    return ASSAY_OK;
+}
+
 assay_status assay_config_read_flag(const json_t *root, assay_hf_flag flag, const char *what, bool *out)
 {
     *out = flag.value;
@@ -308,6 +324,7 @@ assay_status assay_config_read_hf(const json_t *root, const char *what, assay_mo
     ASSAY_TRY(read_dropout(root, what, c));
     ASSAY_TRY(refuse_ignored(root, what, class));
     ASSAY_TRY(read_sizes(root, what, c));
+    ASSAY_TRY(read_padding(root, what, c));
     ASSAY_TRY(assay_config_read_flag(root, class->qkv_bias, what, &c->add_qkv_bias));
     ASSAY_TRY(assay_config_read_flag(root, class->proj_bias, what, &c->add_proj_bias));
     ASSAY_TRY(assay_config_read_flag(root, class->mlp_bias, what, &c->add_mlp_bias));

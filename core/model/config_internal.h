@@ -57,6 +57,8 @@ typedef struct assay_hf_class {
     int64_t head_dim;        /* default; 0: hidden_size / num_attention_heads */
     int64_t max_position_embeddings, sliding_window;
     double rms_norm_eps, rope_theta;
+    int64_t pad_token_id; /* default where has_pad_token_id, else null */
+    bool has_pad_token_id;
     double dropout; /* default of attention_dropout and, where the class has it, residual_dropout */
     bool residual_dropout;
     assay_hf_flag qkv_bias, proj_bias, mlp_bias;

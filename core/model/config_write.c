@@ -112,6 +112,9 @@ assay_status assay_config_write_hf(const assay_model_config *c, json_t *root)
     if (!class->mla) /* there it is the rotated part, and made by the class */
         failed |= put(root, "head_dim", json_integer(c->kv_channels));
     failed |= put(root, "vocab_size", json_integer(c->vocab_size));
+    if (c->pad_token_id >= 0 || class->has_pad_token_id)
+        failed |=
+            put(root, "pad_token_id", c->pad_token_id >= 0 ? json_integer(c->pad_token_id) : json_null());
     failed |= put(root, "max_position_embeddings", json_integer(c->max_position_embeddings));
     failed |= put(root, "rms_norm_eps", json_real(c->layernorm_epsilon));
     failed |= put(root, "initializer_range", json_real(c->init_method_std));

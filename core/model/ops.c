@@ -485,7 +485,7 @@ static const assay_op table[] = {
      .attrs = {VOCABULARY}},
     {"embedding_bwd", "elementwise", .sums = "dweight: T", .flops = "T*H", .touches = "dweight: T*H",
      .slots = {{IN("dy", ACT, "T,H")}, {IN("ids", I64, "T")}, {INOUT("dweight", F32, "V,H")}},
-     .attrs = {VOCABULARY}},
+     .attrs = {VOCABULARY, {INT("padding_idx"), .otherwise = "-1", RANGE(-1.0, 0x1p60)}}},
     {"sum", "elementwise", .sums = "y: n", .flops = "n",
      .slots = {{IN("x", F32, "n")}, {OUT("y", F64, "1")}}},
     /* --- 7. mixture of experts --- */

@@ -106,12 +106,11 @@ class Functions:
         inputs = {"ids": self.t.tensor(f"{name}.input", ids), "weight": self.t.parameter(weight, f"{name}.weight")}
         self.t.op("embedding_fwd", name, inputs, {"y": self.t.tensor(name, y)}, {"vocab_start": 0}, arith=arithmetic(y))
         if self.t.gradients and y.requires_grad and not scale_grad_by_freq and not sparse:
-            if padding_idx is not None:
-                ids = self.t.copy(f"{name}.trained", torch.where(ids == padding_idx % weight.shape[0], -1, ids))
-            self.embedding_gradient(name, inputs["ids"] if padding_idx is None else ids, w, y)
+            padding = {} if padding_idx is None else {"padding_idx": padding_idx % weight.shape[0]}
+            self.embedding_gradient(name, inputs["ids"], w, y, padding)
         return y
 
-    def embedding_gradient(self, name, ids, w, y):
+    def embedding_gradient(self, name, ids, w, y, padding):
         microbatch = self.t.microbatch
         self.t.keep_gradient(y, name)
 
@@ -119,7 +118,7 @@ class Functions:
             dy = self.t.backward_of(y, name + ".dy")
             if dy is not None:
                 self.t.op("embedding_bwd", name, {"dy": dy, "ids": ids, "dweight_in": self.t.zeros(name, g)},
-                          {"dweight": self.t.copy(f"{name}.dweight", g, "backward")}, {"vocab_start": 0}, "backward", microbatch,
+                          {"dweight": self.t.copy(f"{name}.dweight", g, "backward")}, {"vocab_start": 0, **padding}, "backward", microbatch,
                           arith=arithmetic(g, rounding=["partial_sums"]))
 
         self.t.when_gradient(w, name, weight)

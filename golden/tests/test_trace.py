@@ -63,6 +63,16 @@ class Trace(unittest.TestCase):
                               "rmsnorm_bwd", "rope_table", "rope_fwd", "rope_bwd", "attention_fwd", "attention_bwd", "swiglu_fwd",
                               "swiglu_bwd", "add", "cross_entropy_fwd", "cross_entropy_bwd", "adamw"}, kinds)
 
+    def test_padding_of_an_embedding(self):
+        """An id from the end, in the batch; the gradient of its row is zero, and replay says so of the ids as they are."""
+        model = torch.nn.Sequential(torch.nn.Embedding(7, 4, padding_idx=-2))
+        trace = assay_trace.attach(model, str(self.folder))
+        with trace.step():
+            (model(torch.tensor([[5, 1, 5], [5, 6, 0]])) * torch.randn(2, 3, 4)).sum().backward()
+        trace.close()
+        self.assertEqual([o["attrs"].get("padding_idx") for o in operations(self.folder)], [None, 5])
+        self.passes(self.folder, 2)
+
     def test_experts_in_every_implementation(self):
         for experts in ("eager", "batched_mm", "grouped_mm"):
             folder = self.folder / experts

@@ -38,29 +38,29 @@ __global__ void embedding_fwd_k1(uint4 *y, const int64_t *ids, const uint4 *w, i
 
 template <class T>
 __global__ void embedding_bwd_k0(float *dweight, const T *dy, const int64_t *ids, int64_t vocab_start,
-                                 int64_t v, int64_t t, int64_t h)
+                                 int64_t padding_idx, int64_t v, int64_t t, int64_t h)
 {
     for (int64_t j = gpu_thread(); j < h; j += gpu_threads())
         for (int64_t i = 0; i < t; ++i) {
             const int64_t id = ids[i];
-            if (id >= vocab_start && id - vocab_start < v)
+            if (id >= vocab_start && id - vocab_start < v && id != padding_idx)
                 dweight[(id - vocab_start) * h + j] += gpu_load(dy + i * h + j);
         }
 }
 
 template <class T>
 __global__ void embedding_bwd_k1(float *dweight, const T *dy, const int64_t *ids, int64_t vocab_start,
-                                 int64_t v, int64_t t, int64_t h)
+                                 int64_t padding_idx, int64_t v, int64_t t, int64_t h)
 {
     const int lane = (int)threadIdx.x;
     const int64_t step = (int64_t)gridDim.x * blockDim.y;
     for (int64_t first = gpu_warp_row(); first < t; first += step) {
         const int64_t id = ids[first];
-        int earlier = !(id >= vocab_start && id - vocab_start < v);
+        int earlier = !(id >= vocab_start && id - vocab_start < v && id != padding_idx);
         for (int64_t i = lane; i < first; i += GPU_WARP)
             earlier |= ids[i] == id;
         if (__any_sync(gpu_all_lanes, earlier))
-            continue; /* the whole warp: not ours, or an earlier token's warp sums this id */
+            continue; /* the whole warp: not ours, padding, or an earlier token's warp sums this id */
         float *row = dweight + (id - vocab_start) * h;
         for (int64_t base = first; base < t; base += GPU_WARP) {
             const int64_t mine = base + lane;
@@ -117,23 +117,25 @@ static assay_status embedding_fwd(const gpu_work *w)
 
 template <class T>
 static cudaError_t launch_bwd(int variant, gpu_tensor dweight, gpu_tensor dy, gpu_tensor ids,
-                              int64_t vocab_start, int64_t t, int64_t h, cudaStream_t stream)
+                              int64_t vocab_start, int64_t padding_idx, int64_t t, int64_t h,
+                              cudaStream_t stream)
 {
     const int64_t v = dweight.shape[0];
     if (variant == 0)
         return GPU_LAUNCH_NO_BARRIER(embedding_bwd_k0<T>, gpu_grid(h, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
                                      (float *)dweight.data, (const T *)dy.data, (const int64_t *)ids.data,
-                                     vocab_start, v, t, h);
+                                     vocab_start, padding_idx, v, t, h);
     return GPU_LAUNCH(embedding_bwd_k1<T>, gpu_grid(t, GPU_ROWS_PER_BLOCK), gpu_warp_block(), 0, stream,
-                      (float *)dweight.data, (const T *)dy.data, (const int64_t *)ids.data, vocab_start, v, t,
-                      h);
+                      (float *)dweight.data, (const T *)dy.data, (const int64_t *)ids.data, vocab_start,
+                      padding_idx, v, t, h);
 }
 
 static assay_status embedding_bwd(const gpu_work *w)
 {
     const gpu_tensor dweight = gpu_operand(w->o, "dweight"), dy = gpu_operand(w->o, "dy"),
                      ids = gpu_operand(w->o, "ids");
-    const int64_t vocab_start = gpu_operand_int(w->o, "vocab_start");
+    const int64_t vocab_start = gpu_operand_int(w->o, "vocab_start"),
+                  padding_idx = gpu_operand_int(w->o, "padding_idx");
     const char *op = "embedding_bwd";
     ASSAY_TRY(gpu_check_tensor(op, "dweight", dweight, ASSAY_F32, ASSAY_F32));
     ASSAY_CHECK(dweight.ndim == 2, ASSAY_INVALID_ARGUMENT,
@@ -144,16 +146,19 @@ static assay_status embedding_bwd(const gpu_work *w)
     ASSAY_TRY(gpu_check_shape2(op, "dy", dy, t, h));
     ASSAY_CHECK(vocab_start >= 0, ASSAY_INVALID_ARGUMENT,
                 "%s: vocab_start: expected 0 or more, found %" PRId64, op, vocab_start);
+    ASSAY_CHECK(padding_idx >= -1, ASSAY_INVALID_ARGUMENT,
+                "%s: padding_idx: expected -1 or more, found %" PRId64, op, padding_idx);
     if (t == 0 || h == 0)
         return ASSAY_OK;
     if (w->variant == 2) {
-        const embedding_bwd_call c = {dweight,          dy, ids, vocab_start,
+        const embedding_bwd_call c = {dweight,          dy, ids, vocab_start,        padding_idx,
                                       dweight.shape[0], t,  h,   gpu_eights(w->o, h)};
         ASSAY_TRY(gpu_check_workspace(op, w->ctx, gpu_embedding_bwd_sorted_bytes(t, h)));
         GPU_LAUNCHED(gpu_embedding_bwd_sorted(&c, w->ctx->workspace, w->stream), op);
         return ASSAY_OK;
     }
-    GPU_LAUNCHED(GPU_BY_ACT(dy.dtype, launch_bwd, w->variant, dweight, dy, ids, vocab_start, t, h, w->stream),
+    GPU_LAUNCHED(GPU_BY_ACT(dy.dtype, launch_bwd, w->variant, dweight, dy, ids, vocab_start, padding_idx, t,
+                            h, w->stream),
                  op);
     return ASSAY_OK;
 }

@@ -7,10 +7,10 @@
 /* The rows of an id are cut in this many chains at most, of which each adds ceil(n / chains) rows in order. */
 enum { EMBEDDING_CHAINS = 64 };
 
-/* dweight [v,h] += rows of dy [t,h] whose id, less vocab_start, is 0 ... v-1. */
+/* dweight [v,h] += rows of dy [t,h] whose id, less vocab_start, is 0 ... v-1, and is not padding_idx. */
 typedef struct embedding_bwd_call {
     gpu_tensor dweight, dy, ids;
-    int64_t vocab_start, v, t, h;
+    int64_t vocab_start, padding_idx, v, t, h;
     bool eights; /* gpu_eights */
 } embedding_bwd_call;
 

@@ -1,7 +1,7 @@
 /* Backward of the embedding by sorted tokens, k2: time does not depend on how often an id stands in the batch.  docs/OPS.md 6.
  *
  *   count, scan, place   the ids of this piece of the vocabulary, stable, by 8 bits at a time (LSD radix sort; counts of 256 tokens a
- *                        warp); what is not of this piece sorts behind
+ *                        warp); what is not of this piece, or padding, sorts behind
  *   runs                 where the tokens of each place's id begin and how many they are
  *   sum                  a warp for each id and 32 or 256 columns, a lane's in groups of four that lie side by side with those of its
  *                        neighbours; of an id with more than HOT tokens, one for each chain
@@ -30,7 +30,7 @@ static_assert(HOT % EMBEDDING_CHAINS == 0, "a chain of a hot id has more than HO
 #endif
 
 typedef struct embedding_run {
-    int first, n; /* n 0: another piece's */
+    int first, n; /* n 0: another piece's, or padding */
 } embedding_run;
 
 /* The call arena: two lists of keys and tokens, counts, runs, sums of chains. */
@@ -76,13 +76,14 @@ size_t gpu_embedding_bwd_sorted_bytes(int64_t t, int64_t h)
     return room_of(&r, NULL, t, h);
 }
 
-/* Place in this piece of the vocabulary; v: another's. */
-__global__ void embedding_keys(int *key, int *token, const int64_t *ids, int64_t vocab_start, int64_t v,
-                               int t)
+/* Place in this piece of the vocabulary; v: another's, or padding. */
+__global__ void embedding_keys(int *key, int *token, const int64_t *ids, int64_t vocab_start,
+                               int64_t padding_idx, int64_t v, int t)
 {
     for (int64_t i = gpu_thread(); i < t; i += gpu_threads()) {
         const int64_t id = ids[i];
-        key[i] = id >= vocab_start && id - vocab_start < v ? (int)(id - vocab_start) : (int)v;
+        const bool adds = id >= vocab_start && id - vocab_start < v && id != padding_idx;
+        key[i] = adds ? (int)(id - vocab_start) : (int)v;
         token[i] = (int)i;
     }
 }
@@ -323,9 +324,9 @@ static cudaError_t sort_tokens(const embedding_bwd_call *c, const embedding_room
 {
     const int t = (int)c->t, blocks = (int)sort_blocks(t);
     const dim3 grid((unsigned)blocks);
-    cudaError_t e =
-        GPU_LAUNCH_NO_BARRIER(embedding_keys, gpu_grid(t, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream, r->key[0],
-                              r->token[0], (const int64_t *)c->ids.data, c->vocab_start, c->v, t);
+    cudaError_t e = GPU_LAUNCH_NO_BARRIER(embedding_keys, gpu_grid(t, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
+                                          r->key[0], r->token[0], (const int64_t *)c->ids.data,
+                                          c->vocab_start, c->padding_idx, c->v, t);
     *sorted = 0;
     for (int shift = 0; e == cudaSuccess && (c->v >> shift) > 0; shift += DIGIT_BITS, *sorted ^= 1) {
         const int *key = r->key[*sorted], *token = r->token[*sorted];

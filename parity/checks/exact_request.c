@@ -76,8 +76,9 @@ static void add_embedding(parity_ask *q, int64_t t, int64_t v, int64_t h, int64_
     parity_ask_finish(q);
 }
 
-/* Chains of an id that many tokens have: every `every`-th token, with 1 all. */
-static void add_frequent_id(parity_ask *q, int64_t t, int64_t v, int64_t h, int64_t start, int64_t every)
+/* Chains of an id that many tokens have: every `every`-th token, with 1 all; padding: an id without a gradient, -1 none. */
+static void add_frequent_id(parity_ask *q, int64_t t, int64_t v, int64_t h, int64_t start, int64_t every,
+                            int64_t frequent, int64_t padding)
 {
     int64_t *ids = malloc((size_t)t * sizeof *ids);
     if (!ids) {
@@ -85,14 +86,29 @@ static void add_frequent_id(parity_ask *q, int64_t t, int64_t v, int64_t h, int6
         return;
     }
     for (int64_t i = 0; i < t; i++)
-        ids[i] = i % every == 0 ? start + v / 2 : (i * 31 + i / 7) % (start + v + 4);
+        ids[i] = i % every == 0 ? frequent : (i * 31 + i / 7) % (start + v + 4);
     parity_ask_begin(q, "embedding_bwd");
     parity_ask_2d(q, "dy", q->act, t, h, parity_lattice);
     parity_ask_i64(q, "ids", t, ids);
     parity_ask_2d(q, "dweight_in", ASSAY_F32, v, h, parity_lattice);
     parity_ask_int(q, "vocab_start", start);
+    parity_ask_int(q, "padding_idx", padding);
     parity_ask_finish(q);
     free(ids);
+}
+
+/* The first and the last row of the piece, all tokens, one of two that are frequent; a row that no token has, one of another piece, and
+ * an id that would be padding if ids began with the piece. */
+static void add_padding(parity_ask *q)
+{
+    add_frequent_id(q, 29, 11, 3, 4, 3, 4, 4);
+    add_frequent_id(q, 29, 11, 3, 4, 3, 14, 14);
+    add_frequent_id(q, 65, 7, 136, 0, 2, 0, 0);
+    add_frequent_id(q, 700, 2, 5, 3, 1, 4, 4);
+    add_frequent_id(q, 1300, 3, 8, 0, 2, 1, 1);
+    add_frequent_id(q, 1300, 3, 8, 0, 2, 1, 2);
+    add_frequent_id(q, 29, 11, 3, 4, 3, 9, 100);
+    add_frequent_id(q, 29, 11, 3, 4, 3, 9, 2);
 }
 
 static void split_attrs(parity_ask *q, int64_t heads, int64_t groups, int64_t d)
@@ -441,8 +457,9 @@ static void add_moves(parity_ask *q)
     add_embedding(q, 0, 5, 2, 0);
     add_embedding(q, 1, 1, 7, 2);
     add_embedding(q, 9, 11, 136, 4); /* 16 bytes at a time, columns of two groups */
-    add_frequent_id(q, 700, 2, 5, 3, 1);
-    add_frequent_id(q, 1300, 300, 8, 1, 2);
+    add_frequent_id(q, 700, 2, 5, 3, 1, 4, -1);
+    add_frequent_id(q, 1300, 300, 8, 1, 2, 151, -1);
+    add_padding(q);
     add_qkv(q, 5, 4, 2, 3);
     add_qkv(q, 1, 3, 1, 8);
     add_qkv(q, 0, 2, 2, 4);

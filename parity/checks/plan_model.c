@@ -72,6 +72,7 @@ static void embedding_backward(plan *p, slot *s, plan_tensor dy)
     plan_in(p, "ids", s->ids);
     plan_accumulate(p, "dweight", "embedding.word_embeddings.weight");
     plan_int(p, "vocab_start", plan_vocabulary(p, NULL));
+    plan_int(p, "padding_idx", p->job->config->pad_token_id);
 }
 
 /* --- layers ------------------------------------------------------------------------------------------------- */

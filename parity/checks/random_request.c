@@ -230,6 +230,15 @@ static void fill_shuffle(const draft *d, ref_value *v)
     }
 }
 
+/* Some outside of the piece; of an operation that leaves an id out, every third token has it. */
+static int64_t id_of(const draft *d, int64_t i, int64_t v)
+{
+    const json_t *padding = json_object_get(d->q->attrs, "padding_idx");
+    if (json_integer_value(padding) >= 0 && padding != NULL && draw(d, i + (1 << 20), 3) == 0)
+        return json_integer_value(padding);
+    return (int64_t)draw(d, i, (uint64_t)(v + 2 * attr_of(d, "vocab_start") + 1));
+}
+
 static int64_t integer_value(const draft *d, const parity_ask_slot *slot, int64_t i, int64_t of)
 {
     const int64_t v = size_of(d, "V"), batch = size_of(d, "B"), q = size_of(d, "Sq"), k = size_of(d, "Sk");
@@ -239,7 +248,7 @@ static int64_t integer_value(const draft *d, const parity_ask_slot *slot, int64_
             return -100;
         return attr_of(d, "vocab_start") + (v > 0 ? (int64_t)draw(d, i + (1 << 20), (uint64_t)v) : 0);
     case ASK_IDS:
-        return (int64_t)draw(d, i, (uint64_t)(v + 2 * attr_of(d, "vocab_start") + 1));
+        return id_of(d, i, v);
     case ASK_QUERY_POSITION:
         return k - q + i / batch;
     case ASK_KEY_POSITION:

@@ -14,8 +14,8 @@ typedef enum {
     ASK_UNREAD,   /* F32: NaN, which a call must not read */
     ASK_TURN_COS, /* F32: cosine and sine of one random angle per element */
     ASK_TURN_SIN,
-    ASK_BELOW,          /* I64 in [0, symbol `of`) */
-    ASK_IDS,            /* I64 ids, some outside [vocab_start, vocab_start + V) */
+    ASK_BELOW, /* I64 in [0, symbol `of`) */
+    ASK_IDS, /* I64 ids, some outside [vocab_start, vocab_start + V), a third padding_idx where a call has one */
     ASK_TARGETS,        /* ... and some -100 */
     ASK_COUNTS,         /* I64 [n] that sum to symbol `of`, some 0 */
     ASK_CHOICE,         /* I64 [T,K] ascending, below symbol `of` */

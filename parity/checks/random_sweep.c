@@ -106,6 +106,7 @@ const parity_ask_sweep_row parity_ask_tile_table[] = {
     {"rmsnorm_bwd_add", {"T"}, "T=5 H=264 trained=1 | eps=1e-6"},
     {"swiglu_bwd", {"T"}, "T=5 F=264 probs=1"},
     {"embedding_bwd", {"T", "V"}, "T=70 V=65 H=8 | vocab_start=1"},
+    {"embedding_bwd", {"T"}, "T=70 V=65 H=8 | vocab_start=1 padding_idx=9"},
     {"router_fwd", {"T"}, TILE_ROUTER},
     {"router_bwd", {"T"}, TILE_ROUTER},
     {"router_balanced_fwd", {"T"}, TILE_ROUTER},

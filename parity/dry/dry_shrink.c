@@ -83,6 +83,7 @@ static void shrink_model(const assay_model_config *o, const assay_parallel_confi
     c->hidden_size = c->qk_layernorm_full_width ? c->num_attention_heads * c->kv_channels : 40;
     c->ffn_hidden_size = 24 * tp;
     c->vocab_size = 131; /* nothing divides it */
+    c->pad_token_id = c->pad_token_id >= 0 ? at_most(c->pad_token_id, 130) : -1;
     if (o->num_moe_experts == 0)
         return;
     c->num_moe_experts = 8;

@@ -8,7 +8,8 @@
 #include <string.h>
 
 /* Members that a run is free in: how weights are drawn, how long a row may be. */
-static const char *const free_members[] = {"initializer_range", "max_position_embeddings", NULL};
+static const char *const free_members[] = {"initializer_range", "init_constant_std",
+                                           "max_position_embeddings", NULL};
 
 static bool is_free(const char *key)
 {
@@ -18,13 +19,13 @@ static bool is_free(const char *key)
     return false;
 }
 
-static void compare_members(check_state *c, const json_t *run, json_t *folder, const char *where)
+static void compare_members(check_state *c, json_t *run, json_t *folder, const char *where)
 {
     const char *key;
-    json_t *expected;
+    json_t *expected, *more;
     json_object_foreach(folder, key, expected)
     {
-        const json_t *found = json_object_get(run, key);
+        json_t *found = json_object_get(run, key);
         if (is_free(key))
             continue;
         if (json_is_object(expected) && json_is_object(found)) {
@@ -42,6 +43,15 @@ static void compare_members(check_state *c, const json_t *run, json_t *folder, c
         check_fail(c, CHECK_CONFIGURATION, "the run's configuration has %s%s %.100s, the folder's %.100s",
                    where, key, x != NULL ? x : "(absent)", y != NULL ? y : "?");
         free(y);
+        free(x);
+    }
+    json_object_foreach(run, key, more) /* pad_token_id is written where a model has one */
+    {
+        if (is_free(key) || json_object_get(folder, key) != NULL)
+            continue;
+        char *x = json_dumps(more, JSON_ENCODE_ANY | JSON_REAL_PRECISION(9));
+        check_fail(c, CHECK_CONFIGURATION, "the run's configuration has %s%s %.100s, the folder's (absent)",
+                   where, key, x != NULL ? x : "?");
         free(x);
     }
 }
@@ -209,6 +219,8 @@ assay_status check_attributes(check_state *c)
                 compare_number(c, op, "eps", eps_of(op->instance, m));
             else if (strcmp(op->op, "rope_table") == 0)
                 compare_rope(c, op, m);
+            else if (strcmp(op->op, "embedding_bwd") == 0)
+                compare_number(c, op, "padding_idx", (double)m->pad_token_id);
             else if (strncmp(op->op, "attention_", 10) == 0)
                 compare_attention(c, op, m);
             else if (strncmp(op->op, "router_fwd", 10) == 0 || strcmp(op->op, "router_bwd") == 0) {

@@ -143,8 +143,8 @@ assay_status ref_bound_mla_rope_dk(ref_pair dk_pos_emb, const double *dk, const 
 /* --- elementwise.c, too */
 /* Ascending rows onto the old value or beside it: the larger of both. */
 assay_status ref_bound_embedding_bwd(ref_pair dweight, const double *dy, const int64_t *ids,
-                                     const double *old, int64_t vocab_start, int64_t t, int64_t v, int64_t h,
-                                     const ref_declared *d);
+                                     const double *old, int64_t vocab_start, int64_t padding_idx, int64_t t,
+                                     int64_t v, int64_t h, const ref_declared *d);
 assay_status ref_bound_combine_rows(ref_pair y, const double *x, const int64_t *token_row, int64_t t,
                                     int64_t k, int64_t h, const ref_declared *d);
 

@@ -387,8 +387,8 @@ static void embedding_row(ref_pair out, int64_t at, double *rows, double *scratc
 }
 
 assay_status ref_bound_embedding_bwd(ref_pair dweight, const double *dy, const int64_t *ids,
-                                     const double *old, int64_t vocab_start, int64_t t, int64_t v, int64_t h,
-                                     const ref_declared *d)
+                                     const double *old, int64_t vocab_start, int64_t padding_idx, int64_t t,
+                                     int64_t v, int64_t h, const ref_declared *d)
 {
     double *rows = malloc((size_t)((t + 3) * h + 1) * sizeof *rows);
     int64_t *next = malloc((size_t)(t + v + 1) * sizeof *next), *head = next ? next + t : NULL;
@@ -398,7 +398,7 @@ assay_status ref_bound_embedding_bwd(ref_pair dweight, const double *dy, const i
     for (int64_t i = 0; i < v; i++)
         head[i] = -1;
     for (int64_t i = t - 1; i >= 0; i--)
-        if (ids[i] >= vocab_start && ids[i] - vocab_start < v) {
+        if (ids[i] != padding_idx && ids[i] >= vocab_start && ids[i] - vocab_start < v) {
             next[i] = head[ids[i] - vocab_start];
             head[ids[i] - vocab_start] = i;
         }

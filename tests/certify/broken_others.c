@@ -334,7 +334,7 @@ LINEAR(one_block_of_one_element, BLOCK_OF_ONE)
 
 static const assay_kernel_output embedding_w[] = {
     {.size = sizeof(assay_kernel_output), .slot = 2, .arith = SEQUENTIAL(0)}};
-typedef enum { OVERWRITES, IGNORES_START, FORGETS_OLD } embedding_bug;
+typedef enum { OVERWRITES, IGNORES_START, FORGETS_OLD, TRAINS_PADDING, PADDING_OF_PIECE } embedding_bug;
 static int32_t embedding(const assay_kernel_call *c, embedding_bug bug)
 {
     int32_t code = ASSAY_KERNEL_INVALID;
@@ -349,9 +349,10 @@ static int32_t embedding(const assay_kernel_call *c, embedding_bug bug)
     const int64_t *ids = c->slot[1]->data;
     if (bug == FORGETS_OLD && v * h > 0)
         memset(c->slot[2]->data, 0, (size_t)(v * h) * 4);
+    const int64_t padding = bug == TRAINS_PADDING ? -1 : c->attr[1]->integer;
     for (int64_t i = 0; i < t * h; i++) {
         const int64_t row = ids[i / h] - first;
-        if (row < 0 || row >= v)
+        if (row < 0 || row >= v || (bug == PADDING_OF_PIECE ? row : ids[i / h]) == padding)
             continue;
         const float was =
             bug == OVERWRITES ? 0.0f : load(c->slot[2]->data, row * h + i % h, ASSAY_KERNEL_F32);
@@ -369,3 +370,5 @@ static int32_t embedding(const assay_kernel_call *c, embedding_bug bug)
 EMBEDDING(gradient_overwritten, OVERWRITES)
 EMBEDDING(start_of_vocabulary_ignored, IGNORES_START)
 EMBEDDING(old_gradient_forgotten, FORGETS_OLD)
+EMBEDDING(padding_trained, TRAINS_PADDING)
+EMBEDDING(padding_counted_from_the_piece, PADDING_OF_PIECE)

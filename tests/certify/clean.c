@@ -325,7 +325,7 @@ static int32_t run_embedding(const assay_kernel_call *c)
     for (int64_t k = 0; k < h; k++)
         for (int64_t i = 0; i < t; i++) {
             const int64_t row = ids[i] - c->attr[0]->integer;
-            if (row >= 0 && row < v)
+            if (row >= 0 && row < v && ids[i] != c->attr[1]->integer)
                 store(c->slot[2]->data, row * h + k, ASSAY_KERNEL_F32,
                       load(c->slot[2]->data, row * h + k, ASSAY_KERNEL_F32) +
                           load(c->slot[0]->data, i * h + k, c->act));

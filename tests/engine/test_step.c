@@ -83,6 +83,13 @@ Test(engine_step, yarn_agrees_with_golden)
     forward_backward_golden("deepseek_v3_yarn");
 }
 
+Test(engine_step, padding_of_the_embedding_agrees_with_golden)
+{
+    forward_backward_golden("../padding/untied");
+    forward_backward_golden("../padding/tied");
+    forward_backward_golden("../padding/class_default");
+}
+
 /* Uneven sequence pieces under sp: 41 tokens. */
 Test(engine_step, uneven_sequence_pieces_agree_with_golden)
 {

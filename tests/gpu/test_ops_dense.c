@@ -496,6 +496,18 @@ static void embedding_bwd(op_call *c, assay_dtype act, data_mode mode, const int
     attr_i(c, "vocab_start", d[3]);
 }
 
+static void embedding_bwd_first(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    embedding_bwd(c, act, mode, d);
+    attr_i(c, "padding_idx", d[3]);
+}
+
+static void embedding_bwd_last(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    embedding_bwd(c, act, mode, d);
+    attr_i(c, "padding_idx", d[3] + d[1] - 1);
+}
+
 Test(gpu_ops, embedding_fwd)
 {
     hold(&(op_law){"embedding_fwd", "elementwise", 2, false, embedding_fwd, OP_SIZES(embedding_sizes)});
@@ -503,6 +515,12 @@ Test(gpu_ops, embedding_fwd)
 Test(gpu_ops, embedding_bwd)
 {
     hold(&(op_law){"embedding_bwd", "elementwise", 3, false, embedding_bwd, OP_SIZES(embedding_sizes)});
+}
+
+Test(gpu_ops, embedding_bwd_with_padding)
+{
+    hold(&(op_law){"embedding_bwd", "elementwise", 3, false, embedding_bwd_first, OP_SIZES(embedding_sizes)});
+    hold(&(op_law){"embedding_bwd", "elementwise", 3, false, embedding_bwd_last, OP_SIZES(embedding_sizes)});
 }
 
 /* k2 adds the rows of an id, ascending, in chains of ceil(n / 64) from 0 on, the chains in order, and the table's value last. */

@@ -82,6 +82,8 @@ static const broken others[] = {
     {"gradient_overwritten", "exact", NULL},
     {"start_of_vocabulary_ignored", "exact", NULL},
     {"old_gradient_forgotten", "exact", NULL},
+    {"padding_trained", "exact", NULL},
+    {"padding_counted_from_the_piece", "exact", NULL},
 };
 
 /* An operation that the engine does not have. */

@@ -40,6 +40,7 @@ static const fault tensor_parallel[] = {
     {"attr", "cross_entropy_bwd", "loss", "vocab_start", "20", false, 1, 0, 1, NULL},
     {"attr", "cross_entropy_stats", "loss.stats", "vocab_start", "1", false, 0, 0, 0, NULL},
     {"attr", "embedding_bwd", "embedding", "vocab_start", "0", false, 1, 1, 1, NULL},
+    {"attr", "embedding_bwd", "embedding", "padding_idx", "0", false, 0, 1, 0, NULL},
     {"attr", "linear_fwd", "output_layer", "dtype", "\"F16\"", false, 1, 1, 0, NULL},
     {"attr", "adamw", L1 "mlp.router.weight", "lr", "0.002001", false, 0, 0, -1, NULL},
     {"attr", "adamw", "decoder.final_layernorm.weight", "step", "1", false, 1, 1, -1, NULL},

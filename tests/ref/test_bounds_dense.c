@@ -438,7 +438,9 @@ Test(ref_bounds_dense, embedding_gradient_added_last_or_onto)
     for (int onto = 0; onto < 2; onto++)
         for (int mode = 0; mode < N_MODES; mode++) {
             trial x = trial_new("embedding_bwd", arith_of(ASSAY_ORDER_SEQUENTIAL));
+            const int64_t padding = mode % 2 ? 11 : -1;
             json_object_set_new(x.attrs, "vocab_start", json_integer(10));
+            json_object_set_new(x.attrs, "padding_idx", json_integer(padding));
             const double *dy =
                 trial_in(&x, "dy", ASSAY_BF16, mode_data(&r, mode, T * H, H, ASSAY_BF16, 1.0), SHAPE(T, H));
             int64_t *ids = trial_in_int(&x, "ids", new_int(T), SHAPE(T));
@@ -450,12 +452,13 @@ Test(ref_bounds_dense, embedding_gradient_added_last_or_onto)
             for (int64_t i = 0; i < V * H; i++) {
                 float s = onto ? (float)old[i] : 0.0f;
                 for (int64_t t = 0; t < T; t++)
-                    if (ids[t] - 10 == i / H)
+                    if (ids[t] - 10 == i / H && ids[t] != padding)
                         s += (float)dy[t * H + i % H];
                 y[i] = (double)(onto ? s : s + (float)old[i]);
             }
             trial_expect_pass(&x, onto ? "onto" : "last");
             cr_expect(x.result.outputs[0].bound[3 * H] == 0.0, "a row without tokens is exact");
+            cr_expect(padding < 0 || x.result.outputs[0].bound[H] == 0.0, "so is that of padding");
             trial_free(&x);
         }
 }

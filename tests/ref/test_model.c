@@ -101,6 +101,14 @@ Test(ref_model, golden_deepseek_v3_yarn)
     check_model("deepseek_v3_yarn");
 }
 
+/* The row of padding_idx: untied, tied (an id from the end), Seed-OSS's own where the file has none. */
+Test(ref_model, golden_padding)
+{
+    check_model("../padding/untied");
+    check_model("../padding/tied");
+    check_model("../padding/class_default");
+}
+
 static void check_training(const char *model)
 {
     char path[ASSAY_PATH];
@@ -124,6 +132,12 @@ static void check_training(const char *model)
     assay_tensorfile_close(f);
     ref_run_result_free(&r);
     close_case(&c);
+}
+
+Test(ref_model, golden_training_padding)
+{
+    check_training("../padding/untied");
+    check_training("../padding/tied");
 }
 
 Test(ref_model, golden_training_llama)

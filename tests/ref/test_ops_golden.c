@@ -90,7 +90,7 @@ Test(ref_golden, embedding)
     double *w = golden_real(f, "weight"), *dy = golden_real(f, "dy");
     double *y = new_real(t * h), *dw = calloc((size_t)(v * h), 8);
     ref_embedding_fwd(y, ids, w, 0, t, v, h);
-    ref_embedding_bwd(dw, dy, ids, 0, t, v, h);
+    ref_embedding_bwd(dw, dy, ids, 0, -1, t, v, h);
     expect_golden(f, "y", y);
     expect_golden(f, "dweight", dw);
     free(ids), free(w), free(dy), free(y), free(dw);

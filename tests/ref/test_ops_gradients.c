@@ -432,10 +432,14 @@ Test(ref_gradients, embedding)
     int64_t ids[7] = {10, 13, 9, 14, 11, 13, 0};
     double y[21], dw[12] = {0};
     embedding_case c = {y, random_normal(&r, 12), random_normal(&r, 21), ids};
-    ref_embedding_bwd(dw, c.dy, ids, 10, 7, 4, 3);
+    ref_embedding_bwd(dw, c.dy, ids, 10, -1, 7, 4, 3);
     expect_gradient("dweight", embedding_objective, &c, c.w, dw, 12);
     for (int i = 6; i < 9; i++)
         cr_expect(dw[i] == 0.0, "row 12 has no token");
+    double padded[12] = {0};
+    ref_embedding_bwd(padded, c.dy, ids, 10, 13, 7, 4, 3);
+    for (int i = 0; i < 12; i++)
+        cr_expect(padded[i] == (i < 9 ? dw[i] : 0.0), "only the row of padding_idx has no gradient");
     free(c.w), free(c.dy);
 }
 

@@ -153,7 +153,7 @@ Test(ref_laws, nothing_writes_nothing)
     ref_rmsnorm_fwd(guard, guard, guard, guard, 1e-5, 0, 4);
     ref_attention_fwd(guard, guard, guard, guard, guard, &a);
     ref_attention_bwd(guard, guard, guard, guard, guard, guard, guard, guard, guard, &a);
-    ref_embedding_bwd(guard, guard, counts, 0, 0, 2, 2);
+    ref_embedding_bwd(guard, guard, counts, 0, -1, 0, 2, 2);
     ref_combine_rows(guard, guard, counts, 0, 2, 2);
     ref_gather_rows(guard, guard, counts, 0, 2);
     ref_router_topk(counts, guard, &d);
