@@ -8,9 +8,15 @@
 /* Members that say nothing of a model and differ without a word. */
 static bool is_about_files(const char *key)
 {
-    static const char *const keys[] = {
-        "_name_or_path", "dtype",        "torch_dtype",  "transformers_version", "use_cache",
-        "bos_token_id",  "eos_token_id", "pad_token_id", "quantization_config",  NULL};
+    static const char *const keys[] = {"_name_or_path",
+                                       "dtype",
+                                       "torch_dtype",
+                                       "transformers_version",
+                                       "use_cache",
+                                       "bos_token_id",
+                                       "eos_token_id",
+                                       "quantization_config",
+                                       NULL};
     for (int i = 0; keys[i] != NULL; i++)
         if (strcmp(keys[i], key) == 0)
             return true;

@@ -191,6 +191,9 @@ Test(merge, what_is_not_one_family_is_refused)
     write_text(cli_file("other/config.json"), "\"rms_norm_eps\": 1e-06", "\"rms_norm_eps\": 1e-05");
     REFUSE("rms_norm_eps differs in", GOLDEN "a %s %s", other, cli_file("refused"));
     write_text(cli_file("other/config.json"), "\"rms_norm_eps\": 1e-05", "\"rms_norm_eps\": 1e-06");
+    write_text(cli_file("other/config.json"), "\"rms_norm_eps\"", "\"pad_token_id\": -1, \"rms_norm_eps\"");
+    REFUSE("pad_token_id differs in", GOLDEN "a %s %s", other, cli_file("refused"));
+    write_text(cli_file("other/config.json"), "\"pad_token_id\": -1, ", "");
     write_text(cli_file("other/model.safetensors"), "\\[13,8\\]", "[8,13]");
     REFUSE("embed_tokens.weight: has 104 elements", GOLDEN "a %s %s", other, cli_file("refused"));
     write_text(cli_file("other/model.safetensors"), "model.norm.weight", "model.Norm.weight");
