@@ -56,8 +56,8 @@ int64_t assay_config_value_dim(const assay_model_config *c)
 
 /* --- reading ------------------------------------------------------------------------------------------------ */
 
-/* model_type, checked against architectures[0] where both are given. */
-static assay_status read_arch(const json_t *root, const char *what, assay_arch *out)
+/* model_type, checked against architectures[0] where both are given; *other: the second name of the class, or NULL. */
+static assay_status read_arch(const json_t *root, const char *what, assay_arch *out, const char **other)
 {
     char type[64] = "";
     ASSAY_TRY(assay_json_get_string(root, "model_type", false, what, type, sizeof type));
@@ -75,7 +75,8 @@ static assay_status read_arch(const json_t *root, const char *what, assay_arch *
     size_t used = 0;
     for (int i = 0; i < ASSAY_ARCH_COUNT; i++) {
         const assay_hf_class *row = assay_hf_class_of((assay_arch)i);
-        const bool named = type[0] != '\0' ? strcmp(type, row->model_type) == 0
+        const bool second = row->other_type != NULL && strcmp(type, row->other_type) == 0;
+        const bool named = type[0] != '\0' ? second || strcmp(type, row->model_type) == 0
                                            : row->class_name && strcmp(class_name, row->class_name) == 0;
         used += (size_t)snprintf(known + used, sizeof known - used, "%s%s",
                                  i == 0                      ? ""
@@ -86,7 +87,11 @@ static assay_status read_arch(const json_t *root, const char *what, assay_arch *
             continue;
         ASSAY_CHECK(class_name == NULL || row->class_name == NULL || strcmp(class_name, row->class_name) == 0,
                     ASSAY_MISMATCH, "%s: architectures: expected %s for model_type '%s', found '%.64s'", what,
-                    row->class_name, row->model_type, class_name);
+                    row->class_name, second ? row->other_type : row->model_type, class_name);
+        ASSAY_CHECK(!second || class_name != NULL, ASSAY_UNSUPPORTED,
+                    "%s: architectures: missing, expected %s for model_type '%s'", what, row->class_name,
+                    row->other_type);
+        *other = second ? row->other_type : NULL;
         *out = (assay_arch)i;
         return ASSAY_OK;
     }
@@ -99,8 +104,10 @@ assay_status assay_config_from_json(const json_t *root, const char *what, assay_
     ASSAY_CHECK(json_is_object(root), ASSAY_FORMAT, "%s: expected an object", what);
     assay_arch arch = ASSAY_ARCH_LLAMA;
     assay_model_config c;
-    ASSAY_TRY(read_arch(root, what, &arch));
+    const char *other = NULL;
+    ASSAY_TRY(read_arch(root, what, &arch, &other));
     assay_config_defaults(&c, arch);
+    c.model_type = other;
     if (arch == ASSAY_ARCH_MEGATRON)
         ASSAY_TRY(assay_config_read_megatron(root, what, &c));
     else

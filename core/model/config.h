@@ -159,8 +159,10 @@ typedef struct assay_model_config {
     int64_t moe_shared_expert_intermediate_size; /* 0 = none */
     bool moe_shared_expert_gate;
 
-    /* a `megatron` folder; no part of what a model is */
+    /* of the folder; no part of what a model is */
     assay_expert_files expert_files;
+    const char *
+        model_type; /* as the file calls its class, where that is another name: kimi_k2 of DeepseekV3ForCausalLM; NULL: the class's.  Static */
     bool
         layer_norm_in_linear; /* self_attention.linear_qkv.layer_norm_weight for input_layernorm.weight ... */
     assay_config_training training;

@@ -131,6 +131,7 @@ static const assay_hf_class classes[ASSAY_ARCH_COUNT] = {
                                   QWEN_EXPERTS}},
     [ASSAY_ARCH_DEEPSEEK_V3] = {.model_type = "deepseek_v3",
                                 .class_name = "DeepseekV3ForCausalLM",
+                                .other_type = "kimi_k2",
                                 .key_value_heads = 128,
                                 .max_position_embeddings = 4096,
                                 .rms_norm_eps = 1e-6,

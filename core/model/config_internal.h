@@ -53,6 +53,7 @@ typedef struct assay_hf_flag {
  * known kinds is adding a row (config_hf.c). */
 typedef struct assay_hf_class {
     const char *model_type, *class_name;
+    const char *other_type;  /* a model_type that files of this class have, too; NULL: none */
     int64_t key_value_heads; /* default; 0: as many as heads */
     int64_t head_dim;        /* default; 0: hidden_size / num_attention_heads */
     int64_t max_position_embeddings, sliding_window;

@@ -101,7 +101,8 @@ static int write_flag(json_t *root, assay_hf_flag flag, bool value)
 assay_status assay_config_write_hf(const assay_model_config *c, json_t *root)
 {
     const assay_hf_class *class = assay_hf_class_of(c->arch);
-    int failed = put(root, "model_type", json_string(assay_arch_name(c->arch)));
+    int failed = put(root, "model_type",
+                     json_string(c->model_type != NULL ? c->model_type : assay_arch_name(c->arch)));
     failed |= put(root, "architectures", json_pack("[s]", assay_arch_class(c->arch)));
     failed |= put(root, "hidden_act", json_string("silu"));
     failed |= put(root, "num_hidden_layers", json_integer(c->num_layers));

@@ -363,3 +363,32 @@ Test(config_mla, tensors_of_megatron)
         test_folder_remove(folder);
     }
 }
+
+/* Kimi-K2's own name for DeepSeek-V3's class: the same model, written under the name it came with. */
+Test(config_mla, kimi_k2_is_deepseek_v3_by_another_name)
+{
+    static const char kimi[] = "{\"model_type\":\"kimi_k2\",\"architectures\":[\"DeepseekV3ForCausalLM\"]}";
+    const assay_model_config a = config_read(deepseek, kimi), b = config_read(deepseek, "{}");
+    json_t *out = NULL;
+    cr_expect(a.arch == ASSAY_ARCH_DEEPSEEK_V3 && assay_config_difference(&a, &b) == NULL);
+    cr_assert_eq(assay_config_to_json(&a, &out), ASSAY_OK);
+    cr_expect_str_eq(json_string_value(json_object_get(out, "model_type")), "kimi_k2");
+    cr_expect_str_eq(json_string_value(json_array_get(json_object_get(out, "architectures"), 0)),
+                     "DeepseekV3ForCausalLM");
+    json_decref(out);
+    cr_assert_eq(assay_config_to_json(&b, &out), ASSAY_OK);
+    cr_expect_str_eq(json_string_value(json_object_get(out, "model_type")), "deepseek_v3");
+    json_decref(out);
+    static const char *const wrong[][2] = {
+        {"{\"model_type\":\"kimi_k2\",\"-\":[\"architectures\"]}",
+         "architectures: missing, expected DeepseekV3ForCausalLM"},
+        {"{\"model_type\":\"kimi_k2\",\"architectures\":[\"KimiForCausalLM\"]}",
+         "expected DeepseekV3ForCausalLM for model_type 'kimi_k2', found 'KimiForCausalLM'"}};
+    for (int i = 0; i < 2; i++) {
+        assay_model_config c;
+        json_t *root = config_edited(deepseek, wrong[i][0]);
+        cr_expect_neq(assay_config_from_json(root, "config.json", &c), ASSAY_OK);
+        cr_expect(strstr(assay_error_message(), wrong[i][1]) != NULL, "%s", assay_error_message());
+        json_decref(root);
+    }
+}
