@@ -2,6 +2,7 @@
 #include "parity/weights/weights.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { DEFAULT_BLOCK = 128, NAME_MOST = 1000 };
@@ -12,18 +13,64 @@ static bool ends_with(const char *text, const char *end)
     return n >= m && strcmp(text + n - m, end) == 0;
 }
 
-/* The linear layers of every architecture here, experts among them; embedding, head, routers and the gate of a shared expert stay, as
- * they do in DeepSeek-V3's folders and in transformers' (modules_to_not_convert). */
-static bool is_linear(const assay_tensor_info *t)
+static int compare_names(const void *a, const void *b)
 {
-    return t->ndim == 2 && ends_with(t->name, "_proj.weight");
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-parity_made parity_made_of(const parity_weights_options *o, const assay_tensor_info *t)
+/* Weights of layers called linear_... in the table, experts among them; embedding, head, routers and the gate of a shared expert stay,
+ * as they do in DeepSeek-V3's folders and in transformers' (modules_to_not_convert). */
+static bool is_linear_parameter(const assay_param_spec *p)
+{
+    const char *module = strrchr(p->name, '.');
+    while (module != NULL && module > p->name && module[-1] != '.')
+        module--;
+    return p->layer >= 0 && ends_with(p->name, ".weight") && module != NULL &&
+           strncmp(module, "linear_", strlen("linear_")) == 0;
+}
+
+static assay_status list_linear(parity_model *m)
+{
+    int64_t parts = 0;
+    for (int64_t i = 0; i < m->spec->n_params; i++)
+        parts += m->spec->params[i].n_parts;
+    m->linear = calloc((size_t)parts + 1, sizeof *m->linear);
+    ASSAY_CHECK(m->linear != NULL, ASSAY_OUT_OF_MEMORY, "%s: %lld names", m->dir, (long long)parts);
+    for (int64_t i = 0; i < m->spec->n_params; i++)
+        for (int k = 0; k < m->spec->params[i].n_parts && is_linear_parameter(&m->spec->params[i]); k++)
+            m->linear[m->n_linear++] = m->spec->params[i].parts[k].name;
+    qsort(m->linear, (size_t)m->n_linear, sizeof *m->linear, compare_names);
+    return ASSAY_OK;
+}
+
+assay_status parity_model_linear(parity_model *m)
+{
+    assay_model_config *c = calloc(1, sizeof *c);
+    ASSAY_CHECK(c != NULL, ASSAY_OUT_OF_MEMORY, "%s: configuration", m->dir);
+    assay_status st = ASSAY_OK;
+    if (assay_config_from_json(m->config, m->dir, c) == ASSAY_OK && c->arch != ASSAY_ARCH_MEGATRON) {
+        st = assay_spec_build(c, &m->spec);
+        if (st == ASSAY_OK)
+            st = list_linear(m);
+    }
+    free(c);
+    return st;
+}
+
+/* Of a class that is not read: what most of them call a linear layer. */
+static bool is_linear(const parity_model *m, const assay_tensor_info *t)
+{
+    if (m->linear == NULL)
+        return t->ndim == 2 && ends_with(t->name, "_proj.weight");
+    return t->ndim == 2 &&
+           bsearch(&t->name, m->linear, (size_t)m->n_linear, sizeof *m->linear, compare_names) != NULL;
+}
+
+parity_made parity_made_of(const parity_weights_options *o, const parity_model *m, const assay_tensor_info *t)
 {
     parity_made made = {.name = t->name, .dtype = o->dtype, .ndim = t->ndim, .count = t->count};
     memcpy(made.shape, t->shape, sizeof made.shape);
-    if (o->dtype == ASSAY_DTYPE_COUNT || (o->dtype == ASSAY_F8_E4M3 && !is_linear(t)))
+    if (o->dtype == ASSAY_DTYPE_COUNT || (o->dtype == ASSAY_F8_E4M3 && !is_linear(m, t)))
         made.dtype = t->dtype == ASSAY_F8_E4M3 ? ASSAY_BF16 : t->dtype;
     for (int i = 0; i < 2; i++)
         made.block[i] = o->block[i] > 0 ? o->block[i] : DEFAULT_BLOCK;
@@ -118,7 +165,7 @@ assay_status parity_weights_config(const parity_weights_options *o, const parity
     json_t *scales;
     ASSAY_TRY(quantization(m, tensors, n, &scales));
     ASSAY_CHECK(scales != NULL || o->dtype != ASSAY_F8_E4M3, ASSAY_NOT_FOUND,
-                "--dtype fp8: %s has no matrix of a linear layer, '*_proj.weight'", m->dir);
+                "--dtype fp8: %s has no matrix of a linear layer", m->dir);
     *out = json_deep_copy(m->config);
     (void)json_object_del(*out, "quantization_config");
     (void)json_object_del(*out, "torch_dtype");

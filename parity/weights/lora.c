@@ -174,7 +174,7 @@ static assay_status list_model(lora *l)
         const assay_tensor_info *t = assay_tensorfile_at(l->model.file, i);
         if (!parity_model_has(&l->model, t))
             continue;
-        l->made[l->n_made++] = parity_made_of(l->o, t);
+        l->made[l->n_made++] = parity_made_of(l->o, &l->model, t);
     }
     ASSAY_TRY(check_modules(l));
     return check_complete(l);
@@ -195,6 +195,8 @@ assay_status parity_lora_merge(const parity_weights_options *o, const char *mode
     json_t *config = NULL, *origin = NULL;
     assay_status st = ASSAY_OK;
     ASSAY_TRY_GOTO(parity_model_open(&l.model, model), st, done);
+    if (o->dtype == ASSAY_F8_E4M3)
+        ASSAY_TRY_GOTO(parity_model_linear(&l.model), st, done);
     ASSAY_TRY_GOTO(assay_adapter_open(&l.adapter, adapter), st, done);
     ASSAY_TRY_GOTO(list_model(&l), st, done);
     ASSAY_TRY_GOTO(parity_weights_config(o, &l.model, l.made, l.n_made, &config), st, done);
@@ -233,7 +235,7 @@ static assay_status list_adapter(lora *l)
     ASSAY_CHECK(l->made != NULL, ASSAY_OUT_OF_MEMORY, "%lld tensors", (long long)n);
     for (; l->n_made < n; l->n_made++) {
         const assay_tensor_info *t = assay_tensorfile_at(l->adapter.file, l->n_made);
-        l->made[l->n_made] = parity_made_of(l->o, t);
+        l->made[l->n_made] = parity_made_of(l->o, &l->model, t);
     }
     return ASSAY_OK;
 }

@@ -118,7 +118,7 @@ static assay_status list_tensors(merge *m)
         const assay_tensor_info *t = assay_tensorfile_at(m->like->file, i);
         if (!parity_model_has(m->like, t) || !parity_patterns_take(m->o, t->name, seen))
             continue;
-        m->made[m->n_made++] = parity_made_of(m->o, t);
+        m->made[m->n_made++] = parity_made_of(m->o, m->like, t);
     }
     ASSAY_CHECK(m->n_made > 0, ASSAY_INVALID_ARGUMENT, "%s: no tensor is left", m->like->dir);
     for (int i = 0; i < m->n; i++)
@@ -236,6 +236,8 @@ assay_status parity_merge(const parity_weights_options *o, const char *const *pa
     for (int i = 0; i < m->n; i++)
         ASSAY_TRY_GOTO(parity_model_open(&m->models[i], paths[i]), st, done);
     m->like = needs_base(o->method) ? &m->base : &m->models[0];
+    if (o->dtype == ASSAY_F8_E4M3)
+        ASSAY_TRY_GOTO(parity_model_linear(needs_base(o->method) ? &m->base : &m->models[0]), st, done);
     ASSAY_TRY_GOTO(list_tensors(m), st, done);
     st = write_out(m, paths[n - 1]);
 done:

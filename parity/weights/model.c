@@ -49,6 +49,8 @@ void parity_model_close(parity_model *m)
     if (m->file != NULL)
         assay_tensorfile_close(m->file);
     json_decref(m->config);
+    assay_spec_destroy(m->spec);
+    free(m->linear);
     *m = (parity_model){0};
 }
 

@@ -5,6 +5,7 @@
 
 #include "core/base/json.h"
 #include "core/model/quantization.h"
+#include "core/model/spec.h"
 #include "core/run/options.h"
 #include "ref/merge.h"
 #include "ref/weights_quantize.h"
@@ -75,8 +76,14 @@ typedef struct parity_model {
     json_t *config;
     assay_quantization quantization;
     assay_tensorfile *file;
+    assay_model_spec *spec; /* with `linear`: parity_model_linear */
+    int64_t n_linear;
+    const char **
+        linear; /* [n_linear], sorted: tensors of linear layers; NULL: not looked for, or a class that is not read */
 } parity_model;
 assay_status parity_model_open(parity_model *m, const char *dir);
+/* Finds the linear layers in the parameter table of its configuration, for --dtype fp8. */
+assay_status parity_model_linear(parity_model *m);
 /* Safe on a zeroed object. */
 void parity_model_close(parity_model *m);
 /* Whether tensor t belongs to the model: scales of fp8 weights do not. */
@@ -105,8 +112,9 @@ typedef struct parity_made {
     int64_t block[2]; /* F8_E4M3: its scales are written beside it, `<name>_scale_inv` */
     assay_dtype scale;
 } parity_made;
-/* The tensor that is written for t, in the type that was asked for. */
-parity_made parity_made_of(const parity_weights_options *o, const assay_tensor_info *t);
+/* The tensor that is written for t of m, in the type that was asked for. */
+parity_made parity_made_of(const parity_weights_options *o, const parity_model *m,
+                           const assay_tensor_info *t);
 /* *out [count]: values of one tensor, freed by the caller. */
 typedef assay_status (*parity_maker)(void *user, const parity_made *t, double **out);
 typedef struct parity_folder {

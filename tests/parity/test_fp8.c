@@ -213,3 +213,34 @@ Test(fp8, what_does_not_fit_is_refused)
         }
     }
 }
+
+/* The linear layers of the parameter table, whatever their names: DeepSeek-V3's kv_a_proj_with_mqa, Mixtral's w1. */
+Test(fp8, every_linear_layer_is_written)
+{
+    static const struct {
+        const char *model, *linear, *kept;
+    } rows[] = {{"deepseek_v3", "model.layers.1.self_attn.kv_a_proj_with_mqa.weight",
+                 "model.layers.1.mlp.gate.weight"},
+                {"deepseek_v3", "model.layers.1.self_attn.q_a_proj.weight", "lm_head.weight"},
+                {"mixtral", "model.layers.0.block_sparse_moe.experts.0.w1.weight",
+                 "model.layers.0.block_sparse_moe.gate.weight"},
+                {"qwen2_moe", "model.layers.0.mlp.shared_expert.down_proj.weight",
+                 "model.layers.0.mlp.shared_expert_gate.weight"}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char out[CLI_PATH];
+        snprintf(out, sizeof out, "%s/linear_%zu", cli_folder, i);
+        cli_result r = cli_run("ckpt convert " MODELS "%s %s --dtype fp8", rows[i].model, out);
+        cli_expect_success(&r, out);
+        cli_free(&r);
+        assay_tensorfile *f = open_file(out);
+        const assay_tensor_info *linear = assay_tensorfile_find(f, rows[i].linear),
+                                *kept = assay_tensorfile_find(f, rows[i].kept);
+        cr_expect(linear != NULL && linear->dtype == ASSAY_F8_E4M3, "%s", rows[i].linear);
+        cr_expect(kept != NULL && kept->dtype == ASSAY_F32, "%s", rows[i].kept);
+        assay_tensorfile_close(f);
+        r = cli_run("step --engine ref --model %s --batch " MODELS "%s/batch.safetensors --out %s", out,
+                    rows[i].model, cli_file("out"));
+        cli_expect_success(&r, "read again");
+        cli_free(&r);
+    }
+}
