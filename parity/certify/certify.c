@@ -161,6 +161,10 @@ static assay_status read_description(const certify_options *o, const char *work,
         json_object_set_new(out->subject, "sha256", json_string(sha));
         json_object_set_new(out->subject, "symbol", json_string(slash != NULL ? slash + 1 : o->cu));
         json_object_set_new(out->subject, "launch", json_string(o->launch));
+        json_t *includes = NULL;
+        snprintf(path, sizeof path, "%.900s/includes.json", work);
+        ASSAY_TRY(assay_json_load(&includes, path));
+        json_object_set_new(out->subject, "includes", includes);
     }
     ASSAY_CHECK(o->operation[0] == '\0' || strcmp(o->operation, out->op->name) == 0, ASSAY_MISMATCH,
                 "--operation: %s computes %s, expected %s", o->so, out->op->name, o->operation);

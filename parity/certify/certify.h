@@ -176,6 +176,11 @@ assay_status certify_compiler(const certify_options *o, const char *work, char *
 /* `source` as a shared library; what the compiler says of an error goes to stderr. */
 assay_status certify_compile(const certify_options *o, const char *work, const char *source,
                              const char *library);
+/* What the source includes of files that are not the system's, as a text of JSON in work/includes.json. */
+assay_status certify_compile_includes(const certify_options *o, const char *work, const char *source,
+                                      const char *file);
+/* launch_includes.c: what a certified file includes is what it was; else ASSAY_MISMATCH with its name. */
+assay_status certify_check_includes(const json_t *subject, const char *file, const char *who);
 /* The members of "where": tier, machine, processor, and device, driver, toolkit, probe as null. */
 json_t *certify_machine(const char *tier);
 /* python.c */

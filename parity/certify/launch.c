@@ -209,9 +209,12 @@ assay_status certify_launch(certify_options *o, const char *work)
     (void)unlink(source);
     if (st == ASSAY_OK)
         st = write_file(o, file, built, source);
+    if (st == ASSAY_OK)
+        st = certify_compile(o, work, source, library);
+    if (st == ASSAY_OK)
+        st = certify_compile_includes(o, work, source, file);
     free(file);
     ASSAY_TRY(st);
-    ASSAY_TRY(certify_compile(o, work, source, library));
     snprintf(o->so, sizeof o->so, "%s:assay_launch_entry", library);
     return ASSAY_OK;
 }

@@ -21,5 +21,9 @@ bool launch_has_word(const char *text, const char *word);
  * an extent ("A*D") may be written in symbols that a later slot, or an attribute, gives their values.  ASSAY_UNSUPPORTED: a slot that has
  * no plain variable, an extent that nothing says. */
 assay_status launch_write_variables(launch_file *s);
+/* {"inc.cuh": SHA-256} of a compiler's rule of make, without the source, the file and what lies in `include` or in
+ * the headers of `toolkit`, a compiler's folder ("": none). */
+assay_status launch_read_includes(const char *rule, const char *source, const char *file, const char *include,
+                                  const char *toolkit, json_t **out);
 
 #endif

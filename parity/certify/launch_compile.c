@@ -1,7 +1,7 @@
 /* The compiler of `assay certify --cu`: assay-cc for the simulator, or nvcc (--compiler) for a device. */
 #include "core/base/file.h"
 #include "core/run/launch.h"
-#include "parity/certify/certify.h"
+#include "parity/certify/launch.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -147,4 +147,30 @@ assay_status certify_compile(const certify_options *o, const char *work, const c
     ASSAY_CHECK(good, ASSAY_INVALID_ARGUMENT, "--cu: %s does not compile it",
                 for_device(o) ? o->compiler : "assay-cc");
     return ASSAY_OK;
+}
+
+assay_status certify_compile_includes(const certify_options *o, const char *work, const char *source,
+                                      const char *file)
+{
+    char program[ASSAY_PATH], include[ASSAY_PATH], path[ASSAY_PATH], toolkit[ASSAY_PATH] = "", *text = NULL;
+    json_t *list = NULL;
+    bool good = false;
+    ASSAY_TRY(find_compiler(o, program));
+    ASSAY_TRY(find_include(include));
+    snprintf(path, sizeof path, "%.900s/includes.json", work);
+    ASSAY_TRY(run((const char *const[]){program, "-MM", "-I", include, source, NULL}, work, &text, &good));
+    assay_status st = ASSAY_OK;
+    ASSAY_CHECK_GOTO(good, ASSAY_INVALID_ARGUMENT, st, done, "--cu: %s -MM does not say what is included",
+                     for_device(o) ? o->compiler : "assay-cc");
+    char *real = for_device(o) ? realpath(program, NULL) : NULL; /* TOOLKIT/bin/nvcc */
+    for (int i = 0; i < 2 && real != NULL && strrchr(real, '/') != NULL; i++)
+        *strrchr(real, '/') = '\0';
+    snprintf(toolkit, sizeof toolkit, "%s", real != NULL ? real : "");
+    free(real);
+    ASSAY_TRY_GOTO(launch_read_includes(text, source, file, include, toolkit, &list), st, done);
+    st = assay_json_save(list, path);
+done:
+    json_decref(list);
+    free(text);
+    return st;
 }

@@ -156,7 +156,7 @@ static assay_status check_library(const verify_options *o, const certify_checked
     ASSAY_TRY(assay_sha256_file(o->so, sha));
     ASSAY_CHECK(strcmp(sha, c->sha256) == 0, ASSAY_MISMATCH,
                 "%s: certifies a file of SHA-256 %.16s..., %s has %.16s...", path, c->sha256, o->so, sha);
-    return ASSAY_OK;
+    return certify_check_includes(json_object_get(c->certificate, "subject"), o->so, path);
 }
 
 static int verify_one(const verify_options *o, const char *path, const char (*keys)[CERTIFY_KEY_HEX],

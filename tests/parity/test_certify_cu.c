@@ -67,6 +67,33 @@ Test(certify_cu, a_failed_launch_leaves_the_certificate_of_another)
     cli_free(&r);
 }
 
+/* A certificate is of what the file includes, too. */
+Test(certify_cu, an_included_file_that_changed)
+{
+    char path[CLI_LINE];
+    cr_assert_eq(assay_mkdir_p(cli_file("k/d")), ASSAY_OK);
+    cli_copy(RMS, cli_file("k/d/inc.cuh"));
+    cli_write_text(cli_file("k/rms.cu"), "#include \"d/inc.cuh\"\n");
+    cli_result r = cli_run("keygen");
+    cli_free(&r);
+    r = cli_run("certify --seeds 1 --out certs --cu k/rms.cu --operation rmsnorm_fwd --launch "
+                "rms<float><<<T,64>>>(y,rstd,x,gamma,eps,H)");
+    cli_expect_success(&r, "a file that includes another");
+    snprintf(path, sizeof path, "%s", certify_written(&r));
+    cli_free(&r);
+    r = cli_run("verify --so k/rms.cu %s", path);
+    cli_expect_success(&r, "verify");
+    cli_free(&r);
+    FILE *f = fopen(cli_file("k/d/inc.cuh"), "a");
+    cr_assert_not_null(f);
+    fputs("/* another */\n", f);
+    cr_assert_eq(fclose(f), 0);
+    r = cli_run("verify --so k/rms.cu %s", path);
+    cr_expect_eq(r.code, 1, "%s", r.out);
+    cr_expect_not_null(strstr(r.out, "certifies a file that includes d/inc.cuh of SHA-256"), "%s", r.out);
+    cli_free(&r);
+}
+
 /* The example with one piece of text replaced. */
 static void plant(const char *is, const char *becomes)
 {
@@ -197,6 +224,7 @@ static const char *stand_in(const char *makes)
     snprintf(text, sizeof text,
              "#!/bin/sh\n[ \"$1\" != --version ] || { echo 'Cuda compilation tools, release 12.8, V12.8.1'; "
              "exit 0; }\n"
+             "[ \"$1\" != -MM ] || { echo \"launch.o : $4\"; exit 0; }\n"
              "[ \"$1 $2 $3 $4 $5 $6 $7 $8 $9\" = '-O2 -std=c++17 -shared -Xcompiler -fPIC -cudart shared "
              "-arch=sm_90 -Xlinker' ] || { echo \"not nvcc's arguments: $*\"; exit 1; }\n"
              "shift 10\n[ \"$1 $3\" = '-I -o' ] || exit 1\ninclude=$2 out=$4 source=$5\n%s\n",
