@@ -137,6 +137,11 @@ class Certify(Runs):
             code, text = self.run_assay("verify", "--key", f"{key}.pub", "--so", str(HERE / "certify_functions.py"), str(certificate))
             self.assertEqual(code, 0, text)
 
+    def test_arithmetic_that_there_is_not(self):
+        code, text = self.certify("rms_of_no_order", "rmsnorm_fwd")
+        self.assertEqual(code, 2, text)
+        self.assertIn("rms_of_no_order: arithmetic: order: expected none, sequential", text)
+
     def test_refusals(self):
         for function, operation, words in (("add", "addition", "no collective, found 'addition'"),
                                            ("add", "all_reduce", "no collective"), ("none", "add", "no attribute 'none'"),

@@ -34,6 +34,7 @@ typedef struct python_child {
     char file[ASSAY_PATH];    /* of the function; "": it was not found */
     char where[NOW_TEXT + 1]; /* the call that ran last */
     bool complete;            /* it came to its end */
+    bool checked;             /* what it says of its arithmetic was read */
 } python_child;
 
 /* --- the process ------------------------------------------------------------------------------------------------ */
@@ -102,8 +103,29 @@ static double call_now(python_child *c)
     return begin;
 }
 
+/* What the function says of its arithmetic, once the process has written it: a mistake there is said before any call is judged. */
+static assay_status check_arithmetic(python_child *c)
+{
+    char line[8192], what[sizeof c->o->python + 32];
+    assay_arith ignored;
+    FILE *f = c->checked ? NULL : fopen(c->findings, "re");
+    const bool whole = f != NULL && fgets(line, sizeof line, f) != NULL && strchr(line, '\n') != NULL;
+    if (f != NULL)
+        (void)fclose(f);
+    if (!whole)
+        return ASSAY_OK;
+    c->checked = true;
+    json_t *said = json_loads(line, 0, NULL);
+    const json_t *arith = json_object_get(json_object_get(said, "facts"), "arithmetic");
+    snprintf(what, sizeof what, "--python %s: arithmetic", c->o->python);
+    const assay_status st = arith != NULL ? assay_arith_from_json(arith, what, &ignored) : ASSAY_OK;
+    json_decref(said);
+    return st;
+}
+
 static assay_status run_python(python_child *c)
 {
+    assay_status said = ASSAY_OK;
     static const char zeros[NOW_BYTES];
     const double end = assay_monotonic_s() + c->o->limit;
     pid_t got;
@@ -118,7 +140,8 @@ static assay_status run_python(python_child *c)
         const double now = assay_monotonic_s(), begin = call_now(c);
         c->late = begin > 0.0 && now - begin > c->o->call_limit;
         c->over = now > end;
-        if (c->late || c->over) {
+        said = check_arithmetic(c);
+        if (c->late || c->over || said != ASSAY_OK) {
             (void)kill(-pid, SIGKILL);
             (void)kill(pid, SIGKILL);
             (void)waitpid(pid, &c->status, 0);
@@ -128,7 +151,7 @@ static assay_status run_python(python_child *c)
     }
     (void)kill(-pid, SIGKILL); /* what it left behind */
     (void)call_now(c);
-    return ASSAY_OK;
+    return said != ASSAY_OK ? said : check_arithmetic(c);
 }
 
 /* --- what it says -------------------------------------------------------------------------------------------------- */
@@ -280,9 +303,13 @@ static assay_status take_death(const python_child *c, certify_result *out)
     else if (c->complete && WIFEXITED(c->status))
         return ASSAY_OK;
     else if (c->file[0] == '\0') /* the package or the module are not there */
-        ASSAY_FAIL(ASSAY_INVALID_ARGUMENT, "--python %s: the process ends (status %d)%s%s: %s", c->o->python,
-                   WIFEXITED(c->status) ? WEXITSTATUS(c->status) : -WTERMSIG(c->status),
-                   c->where[0] != '\0' ? " in " : "", c->where, line[0] != '\0' ? line : "it says nothing");
+        ASSAY_FAIL(ASSAY_INVALID_ARGUMENT, "--python %s: the process ends (status %d)%s%s: %s%s",
+                   c->o->python, WIFEXITED(c->status) ? WEXITSTATUS(c->status) : -WTERMSIG(c->status),
+                   c->where[0] != '\0' ? " in " : "", c->where, line[0] != '\0' ? line : "it says nothing",
+                   strstr(line, "No module named 'assay_trace") != NULL
+                       ? ": set PYTHONPATH to the folder that has assay_trace in it (golden/ of the sources, "
+                         "or pip install it), and to your own module's"
+                       : "");
     else if (WIFSIGNALED(c->status) && (WTERMSIG(c->status) == SIGSEGV || WTERMSIG(c->status) == SIGBUS))
         certify_bad(b, CERTIFY_GUARDS, "memory is touched that is no tensor's (signal %d)%s, in %s",
                     WTERMSIG(c->status), place, c->where);
