@@ -45,6 +45,19 @@ static certify_trial trial_of(const parity_claim *r)
     return strcmp(mode, "nan") == 0 || strcmp(mode, "infinity") == 0 ? CERTIFY_SPECIAL : CERTIFY_LOCAL;
 }
 
+/* The symbols of a call. */
+static assay_status bind_call(const assay_trace *request, const assay_trace_op *asked, const assay_op *op,
+                              assay_dtype act, assay_op_operand operands[ASSAY_MAX_SLOTS],
+                              assay_op_binding *binding)
+{
+    for (int i = 0; i < asked->n_inputs; i++) {
+        const assay_trace_tensor *t = assay_trace_tensor_by_id(request, asked->rank, asked->inputs[i].tensor);
+        operands[i] =
+            (assay_op_operand){asked->inputs[i].slot, t->dtype, t->shard.ndim, t->shard.local_shape};
+    }
+    return assay_op_check(op, asked->attrs, act, act, operands, asked->n_inputs, NULL, -1, binding);
+}
+
 /* How close the output came: worst over the data modes that have a bound. */
 static void note_output(certify_result *into, const parity_claim *r, const char *act)
 {
@@ -78,17 +91,47 @@ static void note_output(certify_result *into, const parity_claim *r, const char 
     snprintf(o->place, sizeof o->place, "%s, element [%s]", mode, place);
 }
 
-static void take(certify_result *into, const parity_claim *r, certify_trial only, const char *act)
+/* Sizes and attributes of the call that a claim is about: " (T=300 H=264 eps=1e-06)"; "": it is not found. */
+static void sizes_of(const parity_claim *r, const char *request, assay_dtype act, char *out, size_t capacity)
 {
+    assay_op_operand operands[ASSAY_MAX_SLOTS];
+    assay_op_binding binding;
+    assay_trace *t = NULL;
+    char text[320];
+    out[0] = '\0';
+    if (assay_trace_open(&t, request, false) == ASSAY_OK)
+        for (int rank = 0; rank < assay_trace_world(t) && out[0] == '\0'; rank++)
+            for (int64_t i = 0; i < assay_trace_n_ops(t, rank) && out[0] == '\0'; i++) {
+                const assay_trace_op *asked = assay_trace_op_at(t, rank, i);
+                const assay_op *op = assay_op_find(asked->op);
+                const size_t n = strlen(asked->instance);
+                if (op == NULL || strncmp(asked->instance, r->instance, n) != 0 ||
+                    (r->instance[n] != '\0' && r->instance[n] != ' ') ||
+                    bind_call(t, asked, op, act, operands, &binding) != ASSAY_OK)
+                    continue;
+                certify_call_text(op, &binding, asked->attrs, text, sizeof text);
+                snprintf(out, capacity, " (%s)", text);
+            }
+    assay_error_clear();
+    assay_trace_close(t);
+}
+
+static void take(certify_result *into, const parity_claim *r, certify_trial only, const char *act,
+                 const char *request)
+{
+    char sizes[352] = "";
+    assay_dtype dtype;
     const certify_trial t = only != CERTIFY_TRIALS ? only : trial_of(r);
     into->board.trial[t].calls++;
     if (only == CERTIFY_TRIALS)
         note_output(into, r, act);
     if (r->verdict == PARITY_PASS)
         return;
-    certify_bad(&into->board, t, "%.40s of %.60s (%s): %.200s%s%.150s",
+    if (into->board.trial[t].bad == 0 && assay_dtype_from_name(act, &dtype) == ASSAY_OK)
+        sizes_of(r, request, dtype, sizes, sizeof sizes);
+    certify_bad(&into->board, t, "%.40s of %.60s (%s): %.200s%s%.150s%s",
                 r->tensor[0] != '\0' ? r->tensor : r->op, r->instance, act, r->message,
-                r->diagnosis[0] != '\0' ? "; looks like: " : "", r->diagnosis);
+                r->diagnosis[0] != '\0' ? "; looks like: " : "", r->diagnosis, sizes);
 }
 
 typedef struct filter {
@@ -108,13 +151,7 @@ static bool takes(const filter *f, const assay_trace *request, const assay_trace
     char why[96];
     if (op == NULL)
         return true;
-    for (int i = 0; i < asked->n_inputs; i++) {
-        const assay_trace_tensor *t = assay_trace_tensor_by_id(request, asked->rank, asked->inputs[i].tensor);
-        operands[i] =
-            (assay_op_operand){asked->inputs[i].slot, t->dtype, t->shard.ndim, t->shard.local_shape};
-    }
-    assay_status st =
-        assay_op_check(op, asked->attrs, f->act, f->act, operands, asked->n_inputs, NULL, -1, &binding);
+    assay_status st = bind_call(request, asked, op, f->act, operands, &binding);
     if (st == ASSAY_OK && op->collective)
         st = certify_bind_received(&binding, asked, asked->rank, assay_trace_world(request),
                                    asked->n_inputs > 0 ? operands[0].shape[0] : -1);
@@ -168,7 +205,7 @@ assay_status certify_judge(const char *request, const char *answer, bool theirs,
         const parity_claim *r = parity_report_at(report, i);
         certify_result *into = result_of(results, n_results, r->op);
         if (into != NULL)
-            take(into, r, only, act);
+            take(into, r, only, act, request);
     }
 done:
     parity_report_destroy(report);

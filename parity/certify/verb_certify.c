@@ -150,6 +150,36 @@ static assay_status suggest(const certify_options *o, const char *work)
     return ASSAY_OK;
 }
 
+static void print_word(const char *option, const char *value)
+{
+    const bool quotes = strpbrk(value, " <>*?;&|()$`\"'") != NULL;
+    if (value[0] != '\0')
+        printf(" --%s %s%s%s", option, quotes ? "'" : "", value, quotes ? "'" : "");
+}
+
+/* The command that asks the calls of one operation again and keeps them. */
+static void print_again(const certify_options *o, const certify_result *r)
+{
+    fputs("again with: assay certify", stdout);
+    if (o->cu[0] == '\0')
+        print_word("so", o->so);
+    print_word("cu", o->cu);
+    print_word("python", o->python);
+    print_word("engine", o->engine);
+    print_word("operation", r->op->name);
+    print_word("launch", o->launch);
+    print_word("shapes", o->shapes);
+    print_word("compiler", o->compiler);
+    print_word("arch", strcmp(o->arch, "native") != 0 ? o->arch : "");
+    print_word("cuda-runtime", o->cuda_runtime);
+    print_word("python-program", o->python_program);
+    print_word("python-device", o->python_device);
+    print_word("program", o->program);
+    print_word("variant", o->variant);
+    printf("%s --seeds %lld --keep %s\n", o->atomics ? " --atomics" : "", (long long)o->seeds,
+           o->keep[0] != '\0' ? o->keep : "DIR");
+}
+
 /* Of all outputs and dtypes. */
 static double worst_share(const certify_result *r)
 {
@@ -176,6 +206,8 @@ static assay_status finish(const certify_options *o, const certify_result *resul
         }
         if (n == 1 || !passes)
             certify_report(r, stdout);
+        if (!passes)
+            print_again(o, r);
         else
             printf("pass %-26s %6lld calls  exact %3lld  local %3lld  special %3lld  repeat %5lld  worst "
                    "beyond rounding "

@@ -108,6 +108,12 @@ Test(certify, examples)
     cli_result r = cli_run("certify --seeds 1 --so " EXAMPLES "/wrong_rmsnorm.so:example_wrong_rmsnorm");
     cr_expect_eq(r.code, 1);
     cr_expect(certify_failed(&r, "local") && certify_passed(&r, "guards"), "%s", r.out);
+    cr_expect_not_null(strstr(r.out, "eps="), "no attributes of a finding's call\n%s", r.out);
+    cr_expect_not_null(strstr(r.out,
+                              "again with: assay certify --so " EXAMPLES
+                              "/wrong_rmsnorm.so:example_wrong_rmsnorm --operation rmsnorm_fwd --seeds 1 "
+                              "--keep DIR\n"),
+                       "%s", r.out);
     cli_free(&r);
 }
 
