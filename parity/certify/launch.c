@@ -73,7 +73,7 @@ static assay_status shapes_of(const certify_options *o, const launch_file *s, ch
 static assay_status write_conditions(const launch_file *s, const char *shapes)
 {
     certify_condition c;
-    char why[96], name[64], modulus[32] = "";
+    char why[96], name[64], modulus[32];
     for (const char *p = shapes; *p != '\0';) {
         if (!certify_condition_read(&p, &c, why, sizeof why))
             continue;
@@ -81,7 +81,9 @@ static assay_status write_conditions(const launch_file *s, const char *shapes)
         ASSAY_CHECK(attr == NULL || attr->type != ASSAY_ATTR_DTYPE, ASSAY_UNSUPPORTED,
                     "--shapes: %s: dtypes follow from --launch", c.name);
         launch_variable(c.name, name);
-        snprintf(modulus, sizeof modulus, c.modulus > 0 ? " %% %lld" : "", (long long)c.modulus);
+        modulus[0] = '\0';
+        if (c.modulus > 0)
+            snprintf(modulus, sizeof modulus, " %% %lld", (long long)c.modulus);
         if (attr != NULL && attr->type == ASSAY_ATTR_WORD)
             fprintf(s->out, "    if (strcmp(%s, \"%s\") != 0)\n", name, c.value);
         else
