@@ -127,6 +127,10 @@ typedef struct certify_result {
 } certify_result;
 /* untried.c: a line for each of these trials that no call came to, for those that have no sentence of their own. */
 void certify_add_uncalled(json_t *list, const certify_result *r, const certify_trial *trials, size_t n);
+/* extents.c: a line that says how far the trial went in each size of the operation ("sizes beyond T 4097, H 1025"), and what a certificate
+ * has of it ("T 4097, H 1025"; NULL: nothing). */
+void certify_add_extents(json_t *list, const certify_result *r);
+const char *certify_largest(const json_t *certificate);
 /* r->not_tried of a trial that stopped at its first failure. */
 void certify_list_stopped(certify_result *r);
 /* r->not_tried of a library. */

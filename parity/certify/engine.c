@@ -144,6 +144,7 @@ static json_t *untried(const char *tier, const assay_op *op, const certify_resul
         CERTIFY_INPUTS,    CERTIFY_WRITTEN,   CERTIFY_LOCAL,   CERTIFY_SPECIAL, CERTIFY_REPEAT,
         CERTIFY_WORKSPACE, CERTIFY_ARGUMENTS, CERTIFY_THREADS};
     const size_t n_always = sizeof always / sizeof *always;
+    certify_add_extents(list, r);
     certify_add_uncalled(list, r, always, strcmp(tier, "sim") == 0 ? n_always : n_always - 1);
     add_excused(list, r->excused_bits, "equal bits at addresses of one element's alignment",
                 "another variant ran there, or a library's (the bound judged them)");

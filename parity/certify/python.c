@@ -450,6 +450,7 @@ static void list_untried(certify_result *out)
         "and their kin: what is written beside it",
         "throughput: of libraries in device memory alone"};
     out->not_tried = json_array();
+    certify_add_extents(out->not_tried, out);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (out->board.trial[rows[i].trial].calls == 0)
             json_array_append_new(out->not_tried, json_string(rows[i].text));

@@ -32,6 +32,7 @@ assay_status certify_request(const char *dir, assay_dtype act, const certify_pla
                 parity_ask_random(&q, (parity_data_mode)m);
                 parity_ask_sweep(&q, (parity_data_mode)m);
             }
+            parity_ask_long(&q, s);
             calls += q.n - s * SEED_STRIDE;
         }
         if (n_calls != NULL)
@@ -47,6 +48,26 @@ assay_status certify_request(const char *dir, assay_dtype act, const certify_pla
 static bool is_of(const certify_plan *plan, const char *op)
 {
     return plan->op == NULL ? !assay_op_find(op)->foreign : strcmp(plan->op, op) == 0;
+}
+
+static void add_long(void *user, const char *sizes, const char *symbols, int64_t value)
+{
+    char text[400];
+    if (symbols != NULL)
+        snprintf(text, sizeof text, "%s=%lld of %.300s", symbols, (long long)value, sizes);
+    else
+        snprintf(text, sizeof text, "%.380s", sizes);
+    json_array_append_new(user, json_string(text));
+}
+
+/* What is asked once a seed. */
+static json_t *long_of(const certify_plan *plan)
+{
+    json_t *sizes = json_array();
+    for (const parity_ask_long_row *row = parity_ask_long_table; row->op != NULL; row++)
+        if (is_of(plan, row->op))
+            parity_ask_each_long(row, add_long, sizes);
+    return sizes;
 }
 
 static json_t *modes_of(const certify_plan *plan)
@@ -71,9 +92,9 @@ json_t *certify_plan_json(const certify_plan *plan)
         json_array_append_new(values, json_integer(*v));
     for (int t = 0; t < CERTIFY_TRIALS; t++)
         json_array_append_new(trials, json_string(certify_trial_name((certify_trial)t)));
-    json_t *out =
-        json_pack("{s:I, s:o, s:o, s:o, s:o, s:o}", "seeds", (json_int_t)plan->seeds, "data", modes_of(plan),
-                  "sizes", sizes, "swept", swept, "boundaries", values, "trials", trials);
+    json_t *out = json_pack("{s:I, s:o, s:o, s:o, s:o, s:o, s:o}", "seeds", (json_int_t)plan->seeds, "data",
+                            modes_of(plan), "sizes", sizes, "swept", swept, "boundaries", values, "long",
+                            long_of(plan), "trials", trials);
     if (out != NULL && plan->op != NULL && assay_op_find(plan->op) != NULL &&
         assay_op_find(plan->op)->collective)
         certify_ranks_plan(out);

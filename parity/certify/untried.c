@@ -80,6 +80,7 @@ void certify_list_untried(certify_result *r, const char *tier)
     char text[256];
     const json_t *description = json_object_get(r->subject, "description");
     r->not_tried = json_array();
+    certify_add_extents(r->not_tried, r);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (r->board.trial[rows[i].trial].calls == 0 && !(r->op->collective && of_rows(rows[i].trial)))
             untried(r->not_tried, rows[i].flag != NULL && is_declared(r->subject, rows[i].flag)

@@ -140,6 +140,15 @@ static void extent_text(const certify_checked *c, char *out, size_t capacity)
                  c->sources, certify_source_hash());
 }
 
+/* Nobody shall read more into "every shape" than was tried. */
+static void add_largest(const certify_checked *c, char *out, size_t capacity)
+{
+    const size_t n = strlen(out);
+    const char *most = certify_largest(c->certificate);
+    if (most != NULL)
+        snprintf(out + n, capacity - n, ", tried up to %s", most);
+}
+
 static assay_status check_sources(const verify_options *o, const certify_checked *c, const char *path)
 {
     ASSAY_CHECK(!o->same_sources || same_sources(c), ASSAY_MISMATCH,
@@ -171,6 +180,7 @@ static int verify_one(const verify_options *o, const char *path, const char (*ke
         st = check_sources(o, &c, path);
     if (st == ASSAY_OK) {
         extent_text(&c, extent, sizeof extent);
+        add_largest(&c, extent, sizeof extent);
         certify_time_text(c.issued, issued);
         certify_time_text(c.valid_until, until);
         printf("good %s: %s by %s, tier %s, %s, issued %s, valid until %s, key %.16s...%s%s\n", path,
@@ -302,6 +312,7 @@ static bool require(const gate *g, const char *op)
     }
     if (best != NULL) {
         extent_text(best, extent, sizeof extent);
+        add_largest(best, extent, sizeof extent);
         printf("good     %s: %s, tier %s, %s, %lld hours old\n", op, best->name, best->tier, extent,
                (long long)((g->now - best->issued) / hour));
     } else

@@ -153,6 +153,12 @@ const parity_ask_large_row parity_ask_large_table[] = {
 
 assay_status parity_ask_bind(const assay_op *op, const char *sizes, assay_op_binding *out)
 {
+    return parity_ask_bind_swept(op, sizes, NULL, 0, out);
+}
+
+assay_status parity_ask_bind_swept(const assay_op *op, const char *sizes, const char *symbols, int64_t value,
+                                   assay_op_binding *out)
+{
     memset(out, 0, sizeof *out);
     for (const char *p = sizes; *p != '\0' && *p != '|'; p += strspn(p, " ")) {
         char key[16];
@@ -160,7 +166,8 @@ assay_status parity_ask_bind(const assay_op *op, const char *sizes, assay_op_bin
         const char *equals = memchr(p, '=', length);
         ASSAY_CHECK(equals != NULL && (size_t)(equals - p) < sizeof key, ASSAY_INTERNAL, "sizes: %s", p);
         snprintf(key, sizeof key, "%.*s", (int)(equals - p), p);
-        ASSAY_CHECK(assay_op_bind(out, key, strtoll(equals + 1, NULL, 10)), ASSAY_INTERNAL, "sizes: %s", p);
+        const int64_t here = parity_ask_is_swept(symbols, key) ? value : strtoll(equals + 1, NULL, 10);
+        ASSAY_CHECK(assay_op_bind(out, key, here), ASSAY_INTERNAL, "sizes: %s", p);
         p += length;
     }
     return assay_op_bind_where(op, out);

@@ -51,10 +51,10 @@ static void put_attr(const draft *d, const char *key, const char *text)
     json_object_set_new(attrs, key, v);
 }
 
-static bool is_swept(const draft *d, const char *key)
+bool parity_ask_is_swept(const char *symbols, const char *key)
 {
     const size_t n = strlen(key);
-    for (const char *p = d->sweep; p != NULL && *p != '\0'; p += strcspn(p, ","), p += *p == ',')
+    for (const char *p = symbols; p != NULL && *p != '\0'; p += strcspn(p, ","), p += *p == ',')
         if (strncmp(p, key, n) == 0 && (p[n] == '\0' || p[n] == ','))
             return true;
     return false;
@@ -77,7 +77,8 @@ static assay_status read_sizes(draft *d, const char *text)
                 put_attr(d, key, value);
             else
                 ASSAY_CHECK(
-                    assay_op_bind(&d->sizes, key, is_swept(d, key) ? d->swept : strtoll(value, NULL, 10)),
+                    assay_op_bind(&d->sizes, key,
+                                  parity_ask_is_swept(d->sweep, key) ? d->swept : strtoll(value, NULL, 10)),
                     ASSAY_INTERNAL, "request: %s: size %s", d->row->op, key);
         }
         p += length;
@@ -488,6 +489,20 @@ void parity_ask_size(parity_ask *q, const char *tier, const char *op, const char
         q->st = ask((draft){.q = q, .mode = PARITY_ZERO_MEAN, .row = row}, sizes);
 }
 
+void parity_ask_one(parity_ask *q, parity_data_mode mode, const char *op, const char *sizes,
+                    const char *symbols, int64_t value)
+{
+    const parity_ask_row *row = first_row(op);
+    q->tier = tier_of(mode);
+    if (is_asked(q, row, mode))
+        q->st = ask((draft){.q = q, .mode = mode, .row = row, .sweep = symbols, .swept = value}, sizes);
+}
+
+const char *parity_ask_first_sizes(const char *op)
+{
+    return first_row(op)->sizes[0];
+}
+
 void parity_ask_widths(parity_ask *q, parity_data_mode mode)
 {
     q->tier = tier_of(mode);
@@ -535,6 +550,33 @@ void parity_ask_sweep(parity_ask *q, parity_data_mode mode)
     q->tier = tier_of(mode);
     for (const parity_ask_sweep_row *s = parity_ask_sweep_table; s->op != NULL; s++)
         each_swept(s, ask_swept, &m);
+}
+
+typedef struct shapes {
+    parity_on_shape on;
+    void *user;
+} shapes;
+
+static void on_swept_shape(void *user, const parity_ask_row *row, const char *sizes, const char *symbols,
+                           int64_t value)
+{
+    const shapes *s = user;
+    (void)row;
+    s->on(s->user, sizes, symbols, value);
+}
+
+void parity_ask_each_shape(const char *op, parity_on_shape on, void *user)
+{
+    shapes s = {on, user};
+    for (const parity_ask_row *row = parity_ask_table; row->op != NULL; row++)
+        for (int i = 0; i < ASK_MAX_SIZES && row->sizes[i] != NULL && strcmp(row->op, op) == 0; i++)
+            on(user, row->sizes[i], NULL, 0);
+    for (const parity_ask_sweep_row *row = parity_ask_sweep_table; row->op != NULL; row++)
+        if (strcmp(row->op, op) == 0)
+            each_swept(row, on_swept_shape, &s);
+    for (const parity_ask_long_row *row = parity_ask_long_table; row->op != NULL; row++)
+        if (strcmp(row->op, op) == 0)
+            parity_ask_each_long(row, on, user);
 }
 
 /* --- a rotation of the modes -------------------------------------------------------------------------------- */

@@ -57,6 +57,17 @@ typedef struct parity_ask_sweep_row {
 extern const parity_ask_sweep_row parity_ask_sweep_table[]; /* ends with a row of op NULL */
 /* Around other sizes, for a campaign (parity_ask_rotation) alone; ends with a row of op NULL. */
 extern const parity_ask_sweep_row parity_ask_tile_table[];
+/* Long in one direction (random_long.c): each of `swept` alone ("T=4097"), around the operation's first size row; none of them: `sizes` as
+ * they stand.  Ends with a row of op NULL. */
+typedef struct parity_ask_long_row {
+    const char *op, *sizes, *swept[4];
+} parity_ask_long_row;
+extern const parity_ask_long_row parity_ask_long_table[];
+/* Every shape that certify asks of an operation on random data: those of the table, the swept and the long ones. */
+typedef void (*parity_on_shape)(void *user, const char *sizes, const char *symbols, int64_t value);
+void parity_ask_each_shape(const char *op, parity_on_shape on, void *user);
+/* The long ones alone. */
+void parity_ask_each_long(const parity_ask_long_row *row, parity_on_shape on, void *user);
 /* Sizes of a real model, the largest first: what a kernel is timed at.  Operations that are small in every model are not there. */
 enum { ASK_LARGE_SIZES = 3 };
 typedef struct parity_ask_large_row {
@@ -64,8 +75,15 @@ typedef struct parity_ask_large_row {
     const char *sizes[ASK_LARGE_SIZES];
 } parity_ask_large_row;
 extern const parity_ask_large_row parity_ask_large_table[]; /* ends with a row of op NULL */
-/* The symbols of a size row, and those that follow from them. */
+/* The symbols of a size row, and those that follow from them; those of `symbols` ("Sq,Sk") with this value instead. */
 assay_status parity_ask_bind(const assay_op *op, const char *sizes, assay_op_binding *out);
+assay_status parity_ask_bind_swept(const assay_op *op, const char *sizes, const char *symbols, int64_t value,
+                                   assay_op_binding *out);
+bool parity_ask_is_swept(const char *symbols, const char *key);
+/* One call of the operation's first row in these sizes; its instance begins with the mode's tier. */
+void parity_ask_one(parity_ask *q, parity_data_mode mode, const char *op, const char *sizes,
+                    const char *symbols, int64_t value);
+const char *parity_ask_first_sizes(const char *op);
 /* One call of the operation's first row in these sizes, zero-mean data; its instance begins with `tier`. */
 void parity_ask_size(parity_ask *q, const char *tier, const char *op, const char *sizes);
 

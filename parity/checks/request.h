@@ -100,6 +100,9 @@ void parity_ask_widths(parity_ask *q, parity_data_mode mode);
 /* The same with each size of the operation once at every boundary (random_sweep.c). */
 void parity_ask_sweep(parity_ask *q, parity_data_mode mode);
 
+/* Sizes that are long in one direction, each in one mode that turns with the seed (random_long.c). */
+void parity_ask_long(parity_ask *q, int64_t seed);
+
 /* A call of a rotation: its shape is that of the size row `sizes`, but that `swept` ("T", "Sq,Sk"; NULL: nothing) is `size`. */
 typedef struct parity_asked {
     const char *op, *sizes, *swept;

@@ -148,3 +148,51 @@ static int32_t slice_copies(const assay_kernel_call *c)
 }
 DESCRIBE(slice_turns_negative_zeros, "slice_rows", PLAIN, slice_adds_zero, count_y, 1)
 DESCRIBE(slice_honest, "slice_rows", PLAIN, slice_copies, count_y, 1)
+
+/* --- swiglu_fwd: a grid of so many rows, of so many columns --------------------------------------------------------- */
+static const assay_kernel_output swiglu_y[] = {
+    {.size = sizeof(assay_kernel_output), .slot = ASSAY_KERNEL_SLOT_SWIGLU_FWD_Y, .arith = ELEMENTWISE(2)}};
+
+static int32_t check_swiglu(const assay_kernel_call *c)
+{
+    const assay_kernel_tensor *probs = check_call(c) ? c->slot[ASSAY_KERNEL_SLOT_SWIGLU_FWD_PROBS] : NULL;
+    int32_t code = ASSAY_KERNEL_INVALID;
+    if (!check_call(c) || (code = check_tensor(c->slot[ASSAY_KERNEL_SLOT_SWIGLU_FWD_X], c->act, 2)) != 0 ||
+        (code = check_tensor(c->slot[ASSAY_KERNEL_SLOT_SWIGLU_FWD_Y], c->act, 2)) != 0 ||
+        (probs != NULL && (code = check_tensor(probs, ASSAY_KERNEL_F32, 1)) != 0))
+        return code;
+    const int64_t *x = c->slot[ASSAY_KERNEL_SLOT_SWIGLU_FWD_X]->shape,
+                  *y = c->slot[ASSAY_KERNEL_SLOT_SWIGLU_FWD_Y]->shape;
+    return x[0] == y[0] && x[1] == 2 * y[1] && (probs == NULL || probs->shape[0] == x[0])
+               ? ASSAY_KERNEL_OK
+               : ASSAY_KERNEL_INVALID;
+}
+
+static int32_t swiglu(const assay_kernel_call *c, int64_t most_rows, int64_t most_columns)
+{
+    const int32_t code = check_swiglu(c);
+    if (code != 0)
+        return code;
+    const assay_kernel_tensor *probs = c->slot[ASSAY_KERNEL_SLOT_SWIGLU_FWD_PROBS],
+                              *y = c->slot[ASSAY_KERNEL_SLOT_SWIGLU_FWD_Y];
+    const void *x = c->slot[ASSAY_KERNEL_SLOT_SWIGLU_FWD_X]->data;
+    const int64_t columns = y->shape[1];
+    for (int64_t t = 0; t < y->shape[0]; t++)
+        for (int64_t i = 0; i < columns; i++) {
+            const float gate = load(x, 2 * t * columns + i, c->act);
+            float z = gate / (1.0f + expf(-gate)) * load(x, (2 * t + 1) * columns + i, c->act);
+            if (probs != NULL)
+                z *= load(probs->data, t, ASSAY_KERNEL_F32);
+            store(y->data, t * columns + i, c->act, t < most_rows && i < most_columns ? z : 0.0f);
+        }
+    return ASSAY_KERNEL_OK;
+}
+#define SWIGLU_OF(symbol, rows, columns)                                                                     \
+    static int32_t run_##symbol(const assay_kernel_call *c)                                                  \
+    {                                                                                                        \
+        return swiglu(c, rows, columns);                                                                     \
+    }                                                                                                        \
+    DESCRIBE(symbol, "swiglu_fwd", PLAIN, run_##symbol, swiglu_y, 1)
+SWIGLU_OF(swiglu_of_512_rows, 512, INT64_MAX)
+SWIGLU_OF(swiglu_of_1024_columns, INT64_MAX, 1024)
+SWIGLU_OF(swiglu_honest, INT64_MAX, INT64_MAX)

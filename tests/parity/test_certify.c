@@ -314,9 +314,10 @@ Test(certify, what_a_certificate_is_good_for)
 {
     make_certificate();
     expect_code("verify --same-sources certs/rmsnorm_fwd-rmsnorm.so-example_rmsnorm-host.json", 0,
-                "tier host, every shape, activations F32 BF16, 1 seed, issued");
-    expect_code("gate --require rmsnorm_fwd --same-sources certs", 0,
-                "tier host, every shape, activations F32 BF16, 1 seed, 0 hours old");
+                "tier host, every shape, activations F32 BF16, 1 seed, tried up to T 4097, H 8456, issued");
+    expect_code(
+        "gate --require rmsnorm_fwd --same-sources certs", 0,
+        "tier host, every shape, activations F32 BF16, 1 seed, tried up to T 4097, H 8456, 0 hours old");
     cr_assert_eq(assay_mkdir_p(cli_file("others")), ASSAY_OK);
     resign("T>=1 H>=1", NULL, NULL);
     expect_code("gate --require rmsnorm_fwd others", 0, "tier host, shapes T>=1 H>=1, activations F32 BF16,");
@@ -324,8 +325,9 @@ Test(certify, what_a_certificate_is_good_for)
     expect_code("gate --require rmsnorm_fwd others", 1,
                 "MISSING  rmsnorm_fwd: only for shapes H=8 T=1 (--any-shape takes it)");
     expect_code("gate --require rmsnorm_fwd --any-shape others", 0, "tier host, shapes H=8 T=1, activations");
-    expect_code("verify others/resigned.json", 0,
-                "tier host, shapes H=8 T=1, activations F32 BF16, 1 seed, issued");
+    expect_code(
+        "verify others/resigned.json", 0,
+        "tier host, shapes H=8 T=1, activations F32 BF16, 1 seed, tried up to T 4097, H 8456, issued");
     resign(NULL, "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef", NULL);
     expect_code("verify others/resigned.json", 0,
                 "judged by other sources of this version (SHA-256 0123456789abcdef..., this program's ");

@@ -1,0 +1,86 @@
+/* How far a trial went in each size: no more is known of larger ones. */
+#include "parity/certify/certify.h"
+
+#include "parity/checks/random_request.h"
+#include <ctype.h>
+#include <string.h>
+
+/* How the line begins that a certificate has of it. */
+static const char beyond[] = "sizes beyond ";
+
+typedef struct largest {
+    const assay_op *op;
+    const char *shapes; /* of the description; NULL: all */
+    assay_op_binding most;
+} largest;
+
+static bool is_word_of(const char *text, const char *word)
+{
+    const size_t n = strlen(word);
+    for (const char *p = strstr(text, word); p != NULL; p = strstr(p + 1, word))
+        if ((p == text || !isalpha((unsigned char)p[-1])) && !isalnum((unsigned char)p[n]))
+            return true;
+    return false;
+}
+
+/* Other symbols of a size row are of how its data are made. */
+static bool is_extent(const assay_op *op, const char *symbol)
+{
+    for (int i = 0; i < assay_op_n_slots(op); i++)
+        if (is_word_of(op->slots[i].shape, symbol))
+            return true;
+    for (int i = 0; i < assay_op_n_attrs(op); i++)
+        if (op->attrs[i].symbol != NULL && strcmp(op->attrs[i].symbol, symbol) == 0)
+            return true;
+    return false;
+}
+
+static void note(void *user, const char *sizes, const char *symbols, int64_t value)
+{
+    largest *l = user;
+    assay_op_binding here;
+    char why[96];
+    if (parity_ask_bind_swept(l->op, sizes, symbols, value, &here) != ASSAY_OK) {
+        assay_error_clear();
+        return;
+    }
+    if (l->shapes != NULL && certify_shapes_take(l->shapes, &here, why, sizeof why) == 0)
+        return;
+    for (int i = 0; i < here.n; i++) {
+        int k = 0;
+        while (k < l->most.n && strcmp(l->most.symbols[k].name, here.symbols[i].name) != 0)
+            k++;
+        if (!is_extent(l->op, here.symbols[i].name) || k == ASSAY_OP_SYMBOLS)
+            continue;
+        if (k == l->most.n)
+            l->most.symbols[l->most.n++] = here.symbols[i];
+        if (l->most.symbols[k].value < here.symbols[i].value)
+            l->most.symbols[k].value = here.symbols[i].value;
+    }
+}
+
+void certify_add_extents(json_t *list, const certify_result *r)
+{
+    largest l = {
+        .op = r->op,
+        .shapes = json_string_value(json_object_get(json_object_get(r->subject, "description"), "shapes"))};
+    char text[256];
+    size_t n = (size_t)snprintf(text, sizeof text, "%s", beyond);
+    parity_ask_each_shape(r->op->name, note, &l);
+    for (int i = 0; i < l.most.n && n + 32 < sizeof text; i++)
+        n += (size_t)snprintf(text + n, sizeof text - n, "%s%s %lld", i > 0 ? ", " : "",
+                              l.most.symbols[i].name, (long long)l.most.symbols[i].value);
+    if (l.most.n > 0)
+        json_array_append_new(list, json_string(text));
+}
+
+const char *certify_largest(const json_t *certificate)
+{
+    const json_t *list = json_object_get(certificate, "not_tried");
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const char *text = json_string_value(json_array_get(list, i));
+        if (text != NULL && strncmp(text, beyond, sizeof beyond - 1) == 0)
+            return text + sizeof beyond - 1;
+    }
+    return NULL;
+}
