@@ -242,6 +242,13 @@
             "T=0 E=4 K=2 bias=0 | " ROUTER                                                                   \
             "softmax pre_softmax=true norm_topk_prob=true num_groups=0 group_topk=0"                         \
     }
+#define FAR_BELOW                                                                                            \
+    {                                                                                                        \
+        .name = "logits", .scale = -800                                                                      \
+    }
+#define FAR_BELOW_SIZES                                                                                      \
+    "T=3 E=12 K=4 bias=1 | " ROUTER "sigmoid pre_softmax=false norm_topk_prob=true num_groups=0 "            \
+                                    "group_topk=0"
 /* Of interleaved sequences: fewer and more tokens than a block has, an odd number of rows, more sums than one block ends. */
 #define SEQ_ROUTER_SIZES                                                                                     \
     {                                                                                                        \
@@ -714,5 +721,15 @@ const parity_ask_row parity_ask_table[] = {
      {"n=300 clipped=0 | lr=1e-2 beta1=0.9 eps=1e-3 beta2=0.999 weight_decay=0.1 step=1",
       "n=35 clipped=1 | lr=1e-2 beta1=0.9 eps=1e-8 beta2=0.999 weight_decay=0.0 step=1",
       "n=35 clipped=0 | lr=1e-2 beta1=0.9 eps=1e-3 beta2=0.999 weight_decay=0.0 step=2"}},
+    /* one-signed logits so far below zero that every score is 0: the sum that divides them is 1e-20 */
+    {"router_fwd", {FAR_BELOW, {.name = "expert_bias", .scale = 0.1}}, {FAR_BELOW_SIZES}},
+    {"router_balanced_fwd", {FAR_BELOW, {.name = "expert_bias", .scale = 0.1}}, {FAR_BELOW_SIZES}},
+    {"router_bwd",
+     {FAR_BELOW,
+      {SLOT("expert_bias", F32), .shape = "E", .scale = 0.1, .hidden = true},
+      {SLOT("indices", FROM), .of = "router_fwd.indices"},
+      {SLOT("scores", FROM), .of = "router_fwd.scores"},
+      {.name = "dprobs"}},
+     {FAR_BELOW_SIZES}},
     {.op = NULL},
 };

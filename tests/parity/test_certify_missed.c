@@ -42,6 +42,13 @@ Test(certify_missed, adamw_as_pytorch_writes_it)
     expect_missed(wrong, sizeof wrong / sizeof *wrong);
 }
 
+/* Where every score underflows, the sum that divides them is the 1e-20 alone. */
+Test(certify_missed, scores_that_underflow)
+{
+    static const char *const wrong[][2] = {{"router.so:router_without_tiny", "local"}};
+    expect_missed(wrong, 1);
+}
+
 /* A count by bits misses the negative zeros, and x + 0 turns them. */
 Test(certify_missed, signs_of_zeros)
 {
