@@ -1,5 +1,6 @@
 /* How far a trial went in each size: no more is known of larger ones. */
 #include "parity/certify/certify.h"
+#include "parity/certify/shapes.h"
 
 #include "parity/checks/random_request.h"
 #include <ctype.h>
@@ -10,7 +11,7 @@ static const char beyond[] = "sizes beyond ";
 
 typedef struct largest {
     const assay_op *op;
-    const char *shapes; /* of the description; NULL: all */
+    const char *shapes; /* conditions on symbols of the description */
     assay_op_binding most;
 } largest;
 
@@ -44,7 +45,7 @@ static void note(void *user, const char *sizes, const char *symbols, int64_t val
         assay_error_clear();
         return;
     }
-    if (l->shapes != NULL && certify_shapes_take(l->shapes, &here, why, sizeof why) == 0)
+    if (certify_shapes_take(l->shapes, NULL, &here, NULL, why, sizeof why) == 0)
         return;
     for (int i = 0; i < here.n; i++) {
         int k = 0;
@@ -61,10 +62,11 @@ static void note(void *user, const char *sizes, const char *symbols, int64_t val
 
 void certify_add_extents(json_t *list, const certify_result *r)
 {
-    largest l = {
-        .op = r->op,
-        .shapes = json_string_value(json_object_get(json_object_get(r->subject, "description"), "shapes"))};
-    char text[256];
+    const char *shapes =
+        json_string_value(json_object_get(json_object_get(r->subject, "description"), "shapes"));
+    char text[256], symbols[512], attributes[512];
+    certify_shapes_split(shapes != NULL ? shapes : "", r->op, symbols, attributes, sizeof symbols);
+    largest l = {.op = r->op, .shapes = symbols};
     size_t n = (size_t)snprintf(text, sizeof text, "%s", beyond);
     parity_ask_each_shape(r->op->name, note, &l);
     for (int i = 0; i < l.most.n && n + 32 < sizeof text; i++)

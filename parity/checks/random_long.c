@@ -138,7 +138,7 @@ const parity_ask_long_row parity_ask_long_table[] = {
     {"router_aux_bwd", NULL, {"T=1025"}},
     {"router_aux_bwd", "T=3 E=512 K=8" LOSS, {NULL}},
     {"router_balanced_bwd", NULL, {"T=1025"}},
-    {"router_seq_aux_fwd", "T=6 E=4097 K=2 B=2 | rows=B", {NULL}},
+    {"router_seq_aux_fwd", "T=6 E=4096 K=2 B=2 | rows=B", {NULL}},
     {"running_counts", NULL, {"E=4097"}},
     {"permute_plan", "T=4097 K=2 E=512 R=8194 | experts=E rows=R", {NULL}},
     {"random_logits", NULL, {"T=1025", "E=512"}},
