@@ -149,19 +149,35 @@ static void say_where(const comparison *v, char *out, size_t capacity)
 
 /* --- what --------------------------------------------------------------------------------------------------- */
 
+/* Infinities and NaN in each other's places. */
+static bool say_classes(const comparison *v, char *out, size_t capacity)
+{
+    int64_t n_nan = 0, n_inf = 0;
+    for (int64_t i = 0; i < v->count; i++) {
+        n_nan += isnan(v->found[i]) && isinf(v->expected[i]);
+        n_inf += isinf(v->found[i]) && isnan(v->expected[i]);
+    }
+    if (n_nan > 0)
+        snprintf(out, capacity, "%lld NaN where infinities belong", (long long)n_nan);
+    if (n_inf > 0)
+        snprintf(out + strlen(out), capacity - strlen(out), "%s%lld infinities where NaN belong",
+                 n_nan > 0 ? ", " : "", (long long)n_inf);
+    return n_nan + n_inf > 0;
+}
+
 static bool say_not_finite(const comparison *v, char *out, size_t capacity)
 {
     int64_t n_nan = 0, n_inf = 0, first = -1;
     for (int64_t i = 0; i < v->count; i++) {
-        const bool nan_here = isnan(v->found[i]) && !isnan(v->expected[i]);
-        const bool inf_here = isinf(v->found[i]) && !isinf(v->expected[i]);
+        const bool finite = isfinite(v->expected[i]);
+        const bool nan_here = isnan(v->found[i]) && finite, inf_here = isinf(v->found[i]) && finite;
         n_nan += nan_here;
         n_inf += inf_here;
         if ((nan_here || inf_here) && first < 0)
             first = i;
     }
     if (first < 0)
-        return false;
+        return say_classes(v, out, capacity);
     int64_t at[ASSAY_MAX_DIMS], equal = 0;
     uint64_t pattern, other;
     char text[128];
@@ -176,7 +192,9 @@ static bool say_not_finite(const comparison *v, char *out, size_t capacity)
     const uint64_t payload = pattern & 0x0007ffffffffffffu;
     const bool poison = n_nan > 0 && isnan(v->found[first]) && payload != 0 && equal == n_nan;
     if (poison)
-        snprintf(out, capacity, "%lld elements hold one NaN pattern, the first at %s: never written (poison)",
+        snprintf(out, capacity,
+                 "%lld elements hold one NaN pattern, the first at %s: poison, never written or made of "
+                 "unwritten memory",
                  (long long)n_nan, text);
     else
         snprintf(out, capacity, "%lld NaN and %lld infinities where finite values belong, the first at %s",

@@ -95,7 +95,23 @@ Test(parity_diagnose, zeros_and_poison)
     memcpy(&p, &poison, 4);
     for (int j = 0; j < COLUMNS; j++)
         f[2 * COLUMNS + j] = (double)p;
-    expect(f, e, ASSAY_F32, "never written");
+    expect(f, e, ASSAY_F32, "poison, never written or made of unwritten memory");
+}
+
+/* Where no finite value belongs, none is missed. */
+Test(parity_diagnose, classes_in_each_other_s_places)
+{
+    double e[N], f[N];
+    make(e);
+    memcpy(f, e, sizeof f);
+    e[9] = (double)NAN;
+    f[9] = (double)INFINITY;
+    expect(f, e, ASSAY_F32, "1 infinities where NaN belong");
+    e[10] = -(double)INFINITY;
+    f[10] = (double)NAN;
+    expect(f, e, ASSAY_F32, "1 NaN where infinities belong, 1 infinities where NaN belong");
+    f[11] = (double)NAN;
+    expect(f, e, ASSAY_F32, "1 NaN and 0 infinities where finite values belong, the first at [2, 3]");
 }
 
 Test(parity_diagnose, first_nan_is_named)
