@@ -45,6 +45,10 @@ def theta(m):
     m.model.rotary_emb.inv_freq.copy_(1.0 / 500000.0 ** (torch.arange(0, dim, 2).float() / dim))
 
 
+def table_factor(m):
+    m.model.rotary_emb.attention_scaling = 0.9643
+
+
 def eps(m):
     m.model.layers[1].post_attention_layernorm.variance_epsilon = 1e-2
 
@@ -128,6 +132,7 @@ ROWS = {  # name: folder, dtype, configuration of the run, fault, what the sente
     "honest_llama": ("llama", BF16, {}, None, "RIGHT"),
     "honest_moe": ("moe", F32, {}, None, "RIGHT"),
     "theta": ("llama", F32, {}, theta, "rope_table of model.rotary_emb|theta is 500000"),
+    "table_factor": ("llama", BF16, {}, table_factor, "rope_table of model.rotary_emb|times the expected one"),
     "theta_config": ("llama", BF16, {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, None,
                      "configuration has rope_theta 500000.0"),
     "eps": ("llama", BF16, {}, eps, "rmsnorm_fwd of model.layers.1.post_attention_layernorm|eps 0.01"),
