@@ -92,14 +92,13 @@ static void note_output(certify_result *into, const parity_claim *r, const char 
 }
 
 /* Sizes and attributes of the call that a claim is about: " (T=300 H=264 eps=1e-06)"; "": it is not found. */
-static void sizes_of(const parity_claim *r, const char *request, assay_dtype act, char *out, size_t capacity)
+static void sizes_of(const parity_claim *r, const assay_trace *t, assay_dtype act, char *out, size_t capacity)
 {
     assay_op_operand operands[ASSAY_MAX_SLOTS];
     assay_op_binding binding;
-    assay_trace *t = NULL;
     char text[320];
     out[0] = '\0';
-    if (assay_trace_open(&t, request, false) == ASSAY_OK)
+    if (t != NULL)
         for (int rank = 0; rank < assay_trace_world(t) && out[0] == '\0'; rank++)
             for (int64_t i = 0; i < assay_trace_n_ops(t, rank) && out[0] == '\0'; i++) {
                 const assay_trace_op *asked = assay_trace_op_at(t, rank, i);
@@ -113,11 +112,10 @@ static void sizes_of(const parity_claim *r, const char *request, assay_dtype act
                 snprintf(out, capacity, " (%s)", text);
             }
     assay_error_clear();
-    assay_trace_close(t);
 }
 
 static void take(certify_result *into, const parity_claim *r, certify_trial only, const char *act,
-                 const char *request)
+                 const assay_trace *request)
 {
     char sizes[352] = "";
     assay_dtype dtype;
@@ -195,6 +193,7 @@ assay_status certify_judge(const char *request, const char *answer, bool theirs,
                            certify_trial only, certify_result *results, int n_results)
 {
     parity_report *report = NULL;
+    assay_trace *asked = NULL;
     assay_status st = ASSAY_OK;
     const char *act = strrchr(request, '.') + 1;
     filter f = {.shapes = shapes, .results = results, .n = n_results};
@@ -204,10 +203,15 @@ assay_status certify_judge(const char *request, const char *answer, bool theirs,
     for (int64_t i = 0; i < parity_report_count(report); i++) {
         const parity_claim *r = parity_report_at(report, i);
         certify_result *into = result_of(results, n_results, r->op);
+        /* opened once, where a finding asks for the sizes of its call; without them it is told, too */
+        if (into != NULL && r->verdict != PARITY_PASS && asked == NULL &&
+            assay_trace_open(&asked, request, false) != ASSAY_OK)
+            assay_error_clear();
         if (into != NULL)
-            take(into, r, only, act, request);
+            take(into, r, only, act, asked);
     }
 done:
+    assay_trace_close(asked);
     parity_report_destroy(report);
     return st;
 }

@@ -57,7 +57,7 @@ assay_status check_continuity(check_state *c);
 assay_status check_missing(check_state *c);
 assay_status check_operations(check_state *c);
 assay_status check_whole(check_state *c);
-/* That backwards left gradients of parameters, and that what an optimizer read is them: all, times one factor. */
+/* check_gradients.c: what an optimizer read is what the backwards left: all, times one factor. */
 assay_status check_gradients(check_state *c);
 
 /* check_loss.c: values of a tensor; *out NULL: not recorded. */

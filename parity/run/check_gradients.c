@@ -310,30 +310,6 @@ static assay_status judge_rank(check_state *c, int rank, const assay_trace_tenso
     return ASSAY_OK;
 }
 
-/* A run whose backwards left nothing that could be seen (cleared before the recorder looked) was not checked. */
-static void check_presence(check_state *c)
-{
-    bool backward = false, gradient = false;
-    int64_t step = INT64_MAX;
-    for (int rank = 0; rank < assay_trace_world(c->trace); rank++)
-        if (assay_trace_n_tensors(c->trace, rank) > 0 &&
-            assay_trace_tensor_at(c->trace, rank, 0)->step < step)
-            step = assay_trace_tensor_at(c->trace, rank, 0)->step;
-    for (int rank = 0; rank < assay_trace_world(c->trace); rank++)
-        for (int64_t i = 0; i < assay_trace_n_tensors(c->trace, rank); i++) {
-            const assay_trace_tensor *t = assay_trace_tensor_at(c->trace, rank, i);
-            if (t->step != step)
-                break;
-            backward = backward || t->phase == ASSAY_PHASE_BACKWARD;
-            gradient = gradient || t->phase == ASSAY_PHASE_GRAD || t->phase == ASSAY_PHASE_REDUCED_GRAD;
-        }
-    if (backward && !gradient && c->unchecked[CHECK_WHOLE][0] == '\0')
-        snprintf(c->unchecked[CHECK_WHOLE], PARITY_TEXT,
-                 "step %lld has gradients of activations and none of a parameter (cleared before they were "
-                 "recorded?)",
-                 (long long)step);
-}
-
 static void note_clipping(check_state *c, const gradient_factors *f)
 {
     char more[64] = "", norm[96] = "";
@@ -351,7 +327,6 @@ assay_status check_gradients(check_state *c)
 {
     gradient_factors first = {0};
     assay_status st = ASSAY_OK;
-    check_presence(c);
     for (int rank = 0; rank < assay_trace_world(c->trace) && st == ASSAY_OK; rank++) {
         const size_t n = (size_t)assay_trace_n_tensors(c->trace, rank) + 1;
         const assay_trace_tensor **left = malloc(n * sizeof *left), **read = malloc(n * sizeof *read);

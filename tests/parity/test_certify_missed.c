@@ -83,7 +83,7 @@ Test(certify_missed, extents_are_told)
     cli_expect_success(&r, "certify");
     cr_expect_not_null(strstr(r.out, "- sizes beyond T 4097, F 4224\n"), "%s", r.out);
     cli_free(&r);
-    r = cli_run("verify %s", cli_file("certs/swiglu_fwd-swiglu_honest-host.json"));
+    r = cli_run("verify %s", cli_file("certs/swiglu_fwd-missed.so-swiglu_honest-host.json"));
     cli_expect_success(&r, "verify");
     cr_expect_not_null(strstr(r.out, "every shape, activations F32 BF16, 1 seed, tried up to T 4097, F 4224"),
                        "%s", r.out);
