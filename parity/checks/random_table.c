@@ -248,7 +248,7 @@
     }
 #define FAR_BELOW_SIZES                                                                                      \
     "T=3 E=12 K=4 bias=1 | " ROUTER "sigmoid pre_softmax=false norm_topk_prob=true num_groups=0 "            \
-                                    "group_topk=0"
+    "group_topk=0"
 /* Of interleaved sequences: fewer and more tokens than a block has, an odd number of rows, more sums than one block ends. */
 #define SEQ_ROUTER_SIZES                                                                                     \
     {                                                                                                        \

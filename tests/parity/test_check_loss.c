@@ -259,7 +259,7 @@ static void write_run(const run *r, char dir[256])
     for (int k = 0; k < 3 && r->untrained > 0.0; k++) {
         double *weights = weights_of(reference, k);
         for (int64_t i = 0; i < (k == 0 ? 16 : V * 16); i++)
-            weights[i] = (float)((double)weights[i] * (k == 1 ? r->untrained : 1.5));
+            weights[i] = (double)(float)(weights[i] * (k == 1 ? r->untrained : 1.5));
     }
     must(parity_reference_run(reference, 0));
     w = open_foreign(dir);
