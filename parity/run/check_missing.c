@@ -65,8 +65,9 @@ static void note_gradients(check_state *c, int64_t step)
 {
     list l = {0};
     bool backward = false;
-    c->optimizer_gradients = !any_gradient(c, step, ASSAY_PHASE_GRAD, ASSAY_PHASE_REDUCED_GRAD) &&
-                             any_gradient(c, step, ASSAY_PHASE_OPTIMIZER, ASSAY_PHASE_OPTIMIZER);
+    const bool cleared = !any_gradient(c, step, ASSAY_PHASE_GRAD, ASSAY_PHASE_REDUCED_GRAD);
+    c->optimizer_gradients = cleared && any_gradient(c, step, ASSAY_PHASE_OPTIMIZER, ASSAY_PHASE_OPTIMIZER);
+    const bool none = cleared && !c->optimizer_gradients; /* whatever parameters are recorded */
     for (int64_t i = 0; i < c->index->n; i++) {
         const parity_entry *e = &c->index->entries[i];
         backward = backward || (e->step == step && e->phase == ASSAY_PHASE_BACKWARD);
@@ -75,7 +76,7 @@ static void note_gradients(check_state *c, int64_t step)
             is_parameter(c, e->name) && strstr(e->name, "e_score_correction_bias") == NULL)
             add(&l, e->name, has_gradient(c, e->name, step));
     }
-    if (l.missing > 0 && l.there == 0 && backward && c->unchecked[CHECK_WHOLE][0] == '\0')
+    if ((none || (l.missing > 0 && l.there == 0)) && backward && c->unchecked[CHECK_WHOLE][0] == '\0')
         snprintf(c->unchecked[CHECK_WHOLE], PARITY_TEXT,
                  "no gradient of a parameter is recorded in step %lld, though it has a backward: they were "
                  "cleared before the step ended (zero_grad inside of trace.step()), or everything is frozen",
