@@ -4,7 +4,6 @@
 #include "core/base/file.h"
 #include "core/files/batches.h"
 #include "core/run/inputs.h"
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -143,24 +142,12 @@ static assay_status changes_of(const parity_task_state *s, change changes[MAX_CH
     return ASSAY_OK;
 }
 
-static parity_result failure_of(const char *claim)
-{
-    parity_result r;
-    parity_result_init(&r);
-    r.check = PARITY_CHECK_BITWISE;
-    r.verdict = PARITY_FAIL;
-    r.ratio = HUGE_VAL;
-    r.n_bad = 1;
-    snprintf(r.op, sizeof r.op, "%s", claim);
-    return r;
-}
-
 /* A family that an engine with kernel variants does not have would leave the claim without a word. */
 static assay_status check_fusion(const parity_task_state *s)
 {
     const json_t *variants = json_object_get(s->e->doctor, "variants");
     for (int i = 0; i < FUSED_FAMILIES && variants != NULL; i++) {
-        parity_result r = failure_of("fusion");
+        parity_result r = parity_task_failure(PARITY_CHECK_BITWISE, "fusion");
         if (json_object_get(variants, fused_families[i]) != NULL)
             continue;
         snprintf(r.message, sizeof r.message,
@@ -188,7 +175,7 @@ static assay_status check_launched(const parity_task_state *s, const char *claim
 {
     char file[80], path[ASSAY_PATH], *text = NULL;
     uint64_t bytes = 0;
-    parity_result r = failure_of(claim);
+    parity_result r = parity_task_failure(PARITY_CHECK_BITWISE, claim);
     snprintf(file, sizeof file, "%s.log", claim);
     ASSAY_TRY(parity_task_path(s->t, file, path));
     ASSAY_TRY(assay_read_file(path, 64 << 20, &text, &bytes));

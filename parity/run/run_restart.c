@@ -3,7 +3,6 @@
 
 #include "core/base/file.h"
 #include "core/run/inputs.h"
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -62,13 +61,7 @@ static assay_status without_weights(const parity_task_state *s, assay_train_opti
 
 static assay_status add_failure(const parity_task_state *s, parity_check check, const char *claim)
 {
-    parity_result r;
-    parity_result_init(&r);
-    r.check = check;
-    r.verdict = PARITY_FAIL;
-    r.ratio = HUGE_VAL;
-    r.n_bad = 1;
-    snprintf(r.op, sizeof r.op, "%s", claim);
+    parity_result r = parity_task_failure(check, claim);
     snprintf(r.message, sizeof r.message, "does not go on from a checkpoint, given no other weights: %.420s",
              assay_error_message());
     assay_error_clear();

@@ -98,6 +98,18 @@ done:
     return st;
 }
 
+parity_result parity_task_failure(parity_check check, const char *claim)
+{
+    parity_result r;
+    parity_result_init(&r);
+    r.check = check;
+    r.verdict = PARITY_FAIL;
+    r.ratio = HUGE_VAL;
+    r.n_bad = 1;
+    snprintf(r.op, sizeof r.op, "%s", claim);
+    return r;
+}
+
 assay_status parity_task_engine(parity_task_state *s, const char *name, const assay_train_options *o)
 {
     char log[ASSAY_PATH], file[64];

@@ -19,6 +19,8 @@ typedef struct parity_task_state {
 assay_status parity_task_path(const parity_task *t, const char *name, char out[ASSAY_PATH]);
 /* One run of the engine with changes to the base options; its log is NAME.log.  A failure names the run and its log. */
 assay_status parity_task_engine(parity_task_state *s, const char *name, const assay_train_options *o);
+/* A claim of the task that fails by more than any bound; its message is the caller's to write. */
+parity_result parity_task_failure(parity_check check, const char *claim);
 
 /* run_request.c: the request of the operations alone in the task's precision and for its ranks, written by the first task that
  * asks; it stays beside the tasks' folders.  ASSAY_IO where it cannot be written. */
