@@ -71,8 +71,9 @@ packed slices/certify-4/certificates/add-add-gpu.json; packed slices/certify-4/c
 if tar -tzf "$room/out/gpu-evidence.tar.gz" | grep -q 'certify.key$'; then broken "a secret key is in the pack"; fi
 calls 'run .*--shard 3/8' 1
 calls 'run --engine gpu --collective-timeout 30 --timeout 90' 18
-calls 'bench --engine gpu' 4
+calls 'bench --engine gpu' 5
 calls 'bench --engine gpu .*-first ' 1
+calls 'bench --engine gpu .*--enable-cuda-graph' 1
 packed marks/matrix-8; packed summary.txt; packed libraries.txt; packed slices/exact/log.txt; packed slices/exact/report/results.jsonl
 what="a second call"; run 0
 says 'exact: done before: pass'
