@@ -42,17 +42,20 @@ def save_json(path, value):
     pathlib.Path(path).write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")
 
 
-def update_manifest(section, command, seeds, folder):
-    """Records versions, command, seeds and the sha256 of every file under golden/<folder>."""
+def update_manifest(section, command, seeds, folder, names=None, some=False):
+    """Records versions, command, seeds and the sha256 of every file under golden/<folder>, of its folders `names` alone.
+    some: only a few of them were made now, the section keeps its versions."""
     import transformers
 
     manifest = json.loads(MANIFEST.read_text()) if MANIFEST.exists() else {}
-    files = sorted(p for p in (GOLDEN / folder).rglob("*") if p.is_file())
+    folders = [GOLDEN / folder] if names is None else [GOLDEN / folder / n for n in names]
+    files = sorted(p for f in folders for p in f.rglob("*") if p.is_file())
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__}
+    if some and section in manifest:
+        versions = {k: manifest[section][k] for k in versions}
     manifest[section] = {
         "command": command,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
+        **versions,
         "seeds": seeds,
         "sha256": {str(p.relative_to(GOLDEN)): hashlib.sha256(p.read_bytes()).hexdigest()
                    for p in files},

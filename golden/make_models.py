@@ -1,4 +1,4 @@
-"""Small random models of ten architectures with Hugging Face transformers, in double.
+"""Small random models of eleven architectures with Hugging Face transformers, in double.
 
 Per model, under golden/models/<name>/: config.json, model.safetensors, batch.safetensors,
 golden.safetensors; for five of them also train_batch, train_golden and train_options.json.
@@ -87,6 +87,14 @@ CASES = {
             num_attention_heads=6, num_key_value_heads=2, sliding_window=5, rms_norm_eps=1e-5,
             tie_word_embeddings=False, max_position_embeddings=128,
             rope_parameters=dict(rope_type="default", rope_theta=10000.0))),
+    "ministral": dict(
+        seed=52, arch="Ministral", layout=True,
+        config=dict(
+            vocab_size=87, hidden_size=32, intermediate_size=46, num_hidden_layers=4, head_dim=12,
+            num_attention_heads=4, num_key_value_heads=2, sliding_window=6, rms_norm_eps=1e-5,
+            layer_types=["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+            tie_word_embeddings=False, max_position_embeddings=128,
+            rope_parameters=dict(rope_type="default", rope_theta=20000.0))),
     "qwen2_moe": dict(
         seed=97, arch="Qwen2Moe", layout=True, train=dict(clip_grad=4.0),
         config=dict(
@@ -516,7 +524,7 @@ def main():
         for name in names:
             make_model(name, CASES[name])
         update_manifest("models", "python golden/make_models.py",
-                        {n: c["seed"] for n, c in CASES.items()}, "models")
+                        {n: c["seed"] for n, c in CASES.items()}, "models", CASES, bool(args.names))
     for name in names:
         check_model(name)
 

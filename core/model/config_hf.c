@@ -148,7 +148,7 @@ assay_status assay_config_read_flag(const json_t *root, assay_hf_flag flag, cons
 
 /* --- sliding window ----------------------------------------------------------------------------------------- */
 
-/* `layer_types` of qwen2 and qwen3: one word for each layer. */
+/* `layer_types` of qwen2, qwen3, ministral: one word for each layer. */
 static assay_status read_layer_types(const json_t *list, int64_t window, const char *what,
                                      assay_model_config *c)
 {
@@ -196,7 +196,9 @@ static assay_status read_window(const json_t *root, const char *what, assay_mode
     if (class->window == ASSAY_HF_WINDOW_NONE)
         return check_layer_types(root, what, c);
     int64_t window = is_null(root, "sliding_window") ? 0 : class->sliding_window, limit = 28;
-    bool used = class->window == ASSAY_HF_WINDOW_EVERY;
+    const bool by_limit =
+        class->window == ASSAY_HF_WINDOW_LAST || class->window == ASSAY_HF_WINDOW_EVEN_FIRST;
+    bool used = class->window == ASSAY_HF_WINDOW_EVERY || class->window == ASSAY_HF_WINDOW_LISTED;
     if (!used)
         ASSAY_TRY(assay_json_get_bool(root, "use_sliding_window", false, what, &used));
     ASSAY_CHECK(!used || class->window != ASSAY_HF_WINDOW_EVEN_FIRST || !is_null(root, "sliding_window"),
@@ -205,12 +207,11 @@ static assay_status read_window(const json_t *root, const char *what, assay_mode
     ASSAY_TRY(assay_json_get_i64(root, "sliding_window", false, used ? 1 : 0, max_length, what, &window));
     if (!used)
         window = 0;
-    if (class->window == ASSAY_HF_WINDOW_LAST || class->window == ASSAY_HF_WINDOW_EVEN_FIRST) {
-        const json_t *types = json_object_get(root, "layer_types");
-        if (types != NULL && !json_is_null(types))
-            return read_layer_types(types, window, what, c);
+    const json_t *types = json_object_get(root, "layer_types");
+    if ((by_limit || class->window == ASSAY_HF_WINDOW_LISTED) && types != NULL && !json_is_null(types))
+        return read_layer_types(types, window, what, c);
+    if (by_limit)
         ASSAY_TRY(assay_json_get_i64(root, "max_window_layers", false, 0, max_length, what, &limit));
-    }
     for (int64_t l = 0; l < c->num_layers; l++) {
         const bool sliding = class->window == ASSAY_HF_WINDOW_LAST         ? l >= limit
                              : class->window == ASSAY_HF_WINDOW_EVEN_FIRST ? l % 2 == 0 && l < limit

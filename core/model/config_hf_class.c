@@ -1,5 +1,5 @@
 /* Hugging Face classes: what their configuration classes default to and what their code does, a row for each.
- * Source: transformers 5.23; deepseek_v3: 5.24. */
+ * Source: transformers 5.23; deepseek_v3, ministral: 5.24. */
 #include "core/model/config_internal.h"
 
 #define QWEN_EXPERTS .block = "mlp", .gate = "gate_proj", .up = "up_proj", .down = "down_proj"
@@ -144,6 +144,15 @@ static const assay_hf_class classes[ASSAY_ARCH_COUNT] = {
                                         .count = "n_routed_experts",
                                         .shared = "mlp.shared_experts",
                                         QWEN_EXPERTS}},
+    [ASSAY_ARCH_MINISTRAL] = {.model_type = "ministral",
+                              .class_name = "MinistralForCausalLM",
+                              .key_value_heads = 8,
+                              .max_position_embeddings = 131072,
+                              .rms_norm_eps = 1e-6,
+                              .rope_theta = 1e4,
+                              .sliding_window = 4096,
+                              .window = ASSAY_HF_WINDOW_LISTED,
+                              .strict = true},
     [ASSAY_ARCH_MEGATRON] = {.model_type = "megatron", .rms_norm_eps = 1e-5, .rope_theta = 1e4},
 };
 

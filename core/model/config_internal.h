@@ -36,9 +36,10 @@ assay_status assay_score_from_name(const char *name, const char *what, assay_sco
 /* Which layers have a sliding window. */
 typedef enum {
     ASSAY_HF_WINDOW_NONE,
-    ASSAY_HF_WINDOW_EVERY, /* sliding_window, on every layer */
-    ASSAY_HF_WINDOW_FLAG,  /* the same if use_sliding_window */
-    ASSAY_HF_WINDOW_LAST,  /* if use_sliding_window: layer_types, else layers from max_window_layers on */
+    ASSAY_HF_WINDOW_EVERY,  /* sliding_window, on every layer */
+    ASSAY_HF_WINDOW_FLAG,   /* the same if use_sliding_window */
+    ASSAY_HF_WINDOW_LAST,   /* if use_sliding_window: layer_types, else layers from max_window_layers on */
+    ASSAY_HF_WINDOW_LISTED, /* sliding_window on the layers of layer_types, without it on every layer */
     ASSAY_HF_WINDOW_EVEN_FIRST, /* the same, else layers 0, 2, 4, ... below max_window_layers */
     ASSAY_HF_WINDOW_COUNT
 } assay_hf_window;

@@ -53,14 +53,17 @@ static int write_window(const assay_model_config *c, json_t *root)
     int failed = put(root, "sliding_window", window > 0 ? json_integer(window) : json_null());
     if (kind == ASSAY_HF_WINDOW_EVERY)
         return failed;
-    failed |= put(root, "use_sliding_window", json_boolean(window > 0));
+    const bool listed = kind == ASSAY_HF_WINDOW_LISTED; /* has no other words */
+    if (!listed)
+        failed |= put(root, "use_sliding_window", json_boolean(window > 0));
     if (kind == ASSAY_HF_WINDOW_FLAG)
         return failed;
     json_t *types = json_array();
     for (int64_t l = 0; l < c->num_layers; l++)
         failed |= json_array_append_new(
             types, json_string(c->window[l] > 0 ? "sliding_attention" : "full_attention"));
-    failed |= put(root, "max_window_layers", json_integer(kind == ASSAY_HF_WINDOW_LAST ? first : 28));
+    if (!listed)
+        failed |= put(root, "max_window_layers", json_integer(kind == ASSAY_HF_WINDOW_LAST ? first : 28));
     failed |= put(root, "layer_types", types);
     return failed;
 }

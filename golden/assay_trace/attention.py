@@ -8,7 +8,7 @@ from .placement import local
 from .rules import SUM, WORDS, Rule, arithmetic, children, lowered
 
 # families whose scores are multiplied by 1/sqrt(head_dim), whatever a module happens to hold
-PLAIN_SCALE = ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "olmo", "olmo2", "olmoe", "phi3", "gemma",
+PLAIN_SCALE = ("llama", "mistral", "ministral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "olmo", "olmo2", "olmoe", "phi3", "gemma",
                "stablelm", "starcoder2")
 
 

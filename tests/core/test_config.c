@@ -22,6 +22,9 @@ static const char mixtral[] =
 static const char mistral[] =
     "{\"model_type\":\"mistral\",\"hidden_size\":64,\"num_hidden_layers\":4,\"num_attention_heads\":8,"
     "\"intermediate_size\":56,\"vocab_size\":97}";
+static const char ministral[] =
+    "{\"model_type\":\"ministral\",\"hidden_size\":64,\"num_hidden_layers\":4,\"num_attention_heads\":8,"
+    "\"intermediate_size\":56,\"vocab_size\":97}";
 static const char qwen2_moe[] =
     "{\"model_type\":\"qwen2_moe\",\"hidden_size\":64,\"num_hidden_layers\":4,\"num_attention_heads\":16,"
     "\"intermediate_size\":56,\"vocab_size\":97,\"num_experts\":16,\"moe_intermediate_size\":24,"
@@ -55,6 +58,7 @@ Test(core_config, absent_fields_have_the_defaults_of_their_class)
         {seed_oss, 8, 128, 524288, 0, 1e-6, 1e4, true, false},
         {qwen2_moe, 16, 4, 32768, 4, 1e-6, 1e4, true, false},
         {mistral, 8, 8, 131072, 0, 1e-6, 1e4, false, false},
+        {ministral, 8, 8, 131072, 0, 1e-6, 1e4, false, false},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         const assay_model_config c = config_read(rows[i].base, "{}");
@@ -72,7 +76,9 @@ Test(core_config, absent_fields_have_the_defaults_of_their_class)
         cr_expect_eq(c.rope_type, ASSAY_ROPE_DEFAULT, "%s", name);
         cr_expect_eq(c.rotary_percent, 1.0, "%s", name);
         for (int l = 0; l < 4; l++)
-            cr_expect_eq(c.window[l], c.arch == ASSAY_ARCH_MISTRAL ? 4096 : 0, "%s", name);
+            cr_expect_eq(c.window[l],
+                         c.arch == ASSAY_ARCH_MISTRAL || c.arch == ASSAY_ARCH_MINISTRAL ? 4096 : 0, "%s",
+                         name);
     }
 }
 
@@ -243,6 +249,13 @@ Test(core_config, sliding_windows)
         {mistral, "{}", {4096, 4096, 4096, 4096}},
         {mistral, "{\"sliding_window\":9}", {9, 9, 9, 9}},
         {mistral, "{\"sliding_window\":null}", {0, 0, 0, 0}},
+        {ministral, "{\"sliding_window\":9}", {9, 9, 9, 9}},
+        {ministral, "{\"sliding_window\":null}", {0, 0, 0, 0}},
+        {ministral, "{\"layer_types\":null}", {4096, 4096, 4096, 4096}},
+        {ministral,
+         "{\"sliding_window\":9,\"layer_types\":"
+         "[\"full_attention\",\"sliding_attention\",\"sliding_attention\",\"full_attention\"]}",
+         {0, 9, 9, 0}},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         const assay_model_config c = config_read(rows[i].base, rows[i].change);
@@ -462,6 +475,15 @@ Test(core_config, wrong_configs_are_refused_by_name)
         {mistral, "{\"layer_types\":[\"full_attention\"]}", ASSAY_MISMATCH,
          "layer_types[0]: mistral ignores it and computes sliding_attention, found 'full_attention'"},
         {mistral, "{\"attention_bias\":true}", ASSAY_UNSUPPORTED, "attention_bias: mistral has no such bias"},
+        {ministral, "{\"attention_bias\":true}", ASSAY_UNSUPPORTED,
+         "attention_bias: ministral has no such bias"},
+        {ministral, "{\"sliding_window\":0}", ASSAY_LIMIT, "sliding_window: expected 1 to"},
+        {ministral, "{\"layer_types\":[\"full_attention\"]}", ASSAY_MISMATCH,
+         "layer_types: expected num_hidden_layers = 4 entries, found 1"},
+        {ministral,
+         "{\"sliding_window\":null,\"layer_types\":"
+         "[\"full_attention\",\"sliding_attention\",\"full_attention\",\"full_attention\"]}",
+         ASSAY_MISMATCH, "layer_types[1] is sliding_attention, but"},
         {qwen2_moe, "{\"num_key_value_heads\":null}", ASSAY_FORMAT,
          "num_key_value_heads: expected an integer or nothing, found null"},
         {qwen2_moe, "{\"head_dim\":null}", ASSAY_FORMAT,
@@ -616,6 +638,9 @@ Test(core_config, configs_read_back_to_equal_structs)
         {qwen2_moe, "{\"mlp_only_layers\":[1],\"norm_topk_prob\":true}"},
         {mistral, "{\"sliding_window\":9}"},
         {mistral, "{\"sliding_window\":null}"},
+        {ministral, "{\"sliding_window\":null}"},
+        {ministral, "{\"sliding_window\":9,\"layer_types\":[\"sliding_attention\",\"full_attention\","
+                    "\"sliding_attention\",\"full_attention\"]}"},
         {megatron,
          "{\"window\":[1,0,3,4],\"layer_is_moe\":[true,false,true,false],\"rotary_percent\":0.5,"
          "\"moe_router_score_function\":\"sigmoid\",\"moe_router_enable_expert_bias\":true,"
@@ -669,6 +694,7 @@ Test(core_config, golden_models_load_and_round_trip)
         {"qwen2_moe_window", 4, 3, 1, 8, 61, 1e4},
         {"qwen2_moe", 4, 4, 2, 8, 59, 1e6},
         {"mistral", 2, 6, 2, 8, 83, 1e4},
+        {"ministral", 4, 4, 2, 12, 87, 2e4},
         {"deepseek_v3", 3, 3, 3, 10, 73, 1e4},
         {"deepseek_v3_q", 2, 4, 4, 16, 79, 5e4},
         {"deepseek_v3_yarn", 2, 2, 2, 14, 67, 100.0},

@@ -18,7 +18,7 @@ static const char seed_oss[] =
 /* Every class has a word of its own for it, and two have a default. */
 Test(config_padding, defaults_of_the_classes)
 {
-    static const char *const none[] = {"llama", "qwen2", "qwen3", "mistral"};
+    static const char *const none[] = {"llama", "qwen2", "qwen3", "mistral", "ministral"};
     for (size_t i = 0; i < sizeof none / sizeof *none; i++) {
         char change[64];
         snprintf(change, sizeof change, "{\"model_type\":\"%s\"}", none[i]);

@@ -47,6 +47,10 @@ Test(engine_step, mistral_agrees_with_golden)
 {
     forward_backward_golden("mistral");
 }
+Test(engine_step, ministral_agrees_with_golden)
+{
+    forward_backward_golden("ministral");
+}
 Test(engine_step, qwen2_moe_agrees_with_golden)
 {
     forward_backward_golden("qwen2_moe");

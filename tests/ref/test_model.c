@@ -60,6 +60,12 @@ Test(ref_model, golden_mistral)
     check_model("mistral");
 }
 
+/* A window on two of four layers, by layer_types. */
+Test(ref_model, golden_ministral)
+{
+    check_model("ministral");
+}
+
 Test(ref_model, golden_qwen2_moe)
 {
     check_model("qwen2_moe");
