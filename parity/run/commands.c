@@ -13,7 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { MAX_PATHS = 256 };
+enum { MAX_PATHS = PARITY_MAX_SHARDS + 1 }; /* "merge" and the parts */
 typedef struct command_options {
     int n_paths;
     const char *paths[MAX_PATHS];
@@ -275,8 +275,8 @@ static assay_status add_shard(parity_report *report, const char *path, const cha
                 "%s: part %d of %d of run %s, expected a part of %d of run %s", path, here.shard, here.shards,
                 here.run, run->shards, run->run);
     ASSAY_TRY(check_builds(path, &here, first, run));
-    ASSAY_CHECK(here.shards <= MAX_PATHS, ASSAY_LIMIT, "%s: %d shards, at most %d", path, here.shards,
-                MAX_PATHS);
+    ASSAY_CHECK(here.shards <= PARITY_MAX_SHARDS, ASSAY_LIMIT, "%s: %d shards, at most %d", path, here.shards,
+                PARITY_MAX_SHARDS);
     ASSAY_CHECK(part[here.shard - 1] == NULL, ASSAY_MISMATCH, "%s: part %d of %d, which %s already is", path,
                 here.shard, here.shards, part[here.shard - 1]);
     part[here.shard - 1] = path;
@@ -306,11 +306,15 @@ static assay_status add_facts(json_t *facts, const char *path)
 
 static assay_status check_complete(const parity_origin *run, const char *const *part)
 {
-    char missing[200] = "";
+    enum { NAMED = 12 };
+    char missing[16 * NAMED + 1] = "", more[24] = "";
+    int n = 0;
     for (int i = 0; i < run->shards; i++)
-        if (part[i] == NULL && strlen(missing) + 16 < sizeof missing)
+        if (part[i] == NULL && n++ < NAMED)
             snprintf(missing + strlen(missing), 16, " %d/%d", i + 1, run->shards);
-    ASSAY_CHECK(missing[0] == '\0', ASSAY_MISMATCH, "a run of %d parts: missing%s", run->shards, missing);
+    if (n > NAMED)
+        snprintf(more, sizeof more, " and %d more", n - NAMED);
+    ASSAY_CHECK(n == 0, ASSAY_MISMATCH, "a run of %d parts: missing%s%s", run->shards, missing, more);
     return ASSAY_OK;
 }
 
@@ -337,7 +341,7 @@ static assay_status check_target(const char *out, const char *summary, const cha
 
 static assay_status merge(const command_options *o, int *code)
 {
-    const char *part[MAX_PATHS] = {0};
+    const char *part[PARITY_MAX_SHARDS] = {0};
     parity_origin run = {.shard = 1, .shards = 1};
     parity_report *report = NULL;
     char path[ASSAY_PATH + 32];

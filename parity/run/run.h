@@ -6,6 +6,8 @@
 #include "parity/run/engine.h"
 #include <sys/types.h>
 
+enum { PARITY_MAX_SHARDS = 256 }; /* `assay report merge` joins as many */
+
 typedef struct parity_run_options {
     char engine[8]; /* auto, gpu, sim */
     char engine_program[ASSAY_PATH];

@@ -33,8 +33,8 @@ static assay_status parse_shard(parity_run_options *o, const char *text)
     char *end = NULL;
     const long i = strtol(text, &end, 10);
     const long n = *end == '/' ? strtol(end + 1, &end, 10) : 0;
-    ASSAY_CHECK(*end == '\0' && i >= 1 && n >= i && n <= INT_MAX, ASSAY_INVALID_ARGUMENT,
-                "--shard: expected I/N with 1 <= I <= N, found %s", text);
+    ASSAY_CHECK(*end == '\0' && i >= 1 && n >= i && n <= PARITY_MAX_SHARDS, ASSAY_INVALID_ARGUMENT,
+                "--shard: expected I/N with 1 <= I <= N <= %d, found %s", PARITY_MAX_SHARDS, text);
     o->shard = (int)i;
     o->shards = (int)n;
     return ASSAY_OK;

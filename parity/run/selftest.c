@@ -6,6 +6,7 @@
  * the mutation score. */
 #include "parity/run/selftest.h"
 #include "core/base/file.h"
+#include "core/base/suggest.h"
 #include "core/run/inputs.h"
 #include <stdlib.h>
 #include <string.h>
@@ -207,15 +208,18 @@ static assay_status run_mutants(selftest *s, const char *case_name, char *const 
 }
 
 /* The cases that the mutants to be tried name, "" first where one names none. */
-static assay_status cases_of(const selftest *s, char *const *paths, int n, char names[MAX_CASES][64],
-                             int *count)
+static assay_status cases_of(const selftest *s, const char *mutants, char *const *paths, int n,
+                             char names[MAX_CASES][64], int *count)
 {
+    assay_suggestion near;
+    assay_suggest_begin(&near, s->o->only, strlen(s->o->only));
     *count = 0;
     for (int pass = 0; pass < 2; pass++)
         for (int i = 0; i < n; i++) {
             parity_mutant m;
             bool known = false;
             ASSAY_TRY(parity_mutant_load(paths[i], &m));
+            assay_suggest_add(&near, m.name);
             for (int k = 0; k < *count; k++)
                 known = known || strcmp(names[k], m.case_name) == 0;
             if (known || (pass == 0) != (m.case_name[0] == '\0') ||
@@ -224,7 +228,10 @@ static assay_status cases_of(const selftest *s, char *const *paths, int n, char 
             ASSAY_CHECK(*count < MAX_CASES, ASSAY_LIMIT, "mutants name more than %d cases", (int)MAX_CASES);
             snprintf(names[(*count)++], sizeof names[0], "%s", m.case_name);
         }
-    ASSAY_CHECK(*count > 0, ASSAY_NOT_FOUND, "no mutant%s%s", s->o->only[0] ? " is called " : "", s->o->only);
+    ASSAY_CHECK(n > 0, ASSAY_NOT_FOUND, "%s: expected files of faults, found none", mutants);
+    ASSAY_CHECK(*count > 0, ASSAY_NOT_FOUND,
+                "--only: expected the name of one of the %d faults of %s, found %s%s", n, mutants, s->o->only,
+                assay_suggest_end(&near, ""));
     return ASSAY_OK;
 }
 
@@ -238,7 +245,7 @@ static assay_status run_selftest(selftest *s)
         ASSAY_TRY_GOTO(parity_report_create(&s->told), st, done);
     ASSAY_TRY_GOTO(default_paths(s, "", case_file, mutants), st, done);
     ASSAY_TRY_GOTO(parity_cases_list(mutants, &paths, &n), st, done);
-    ASSAY_TRY_GOTO(cases_of(s, paths, n, names, &n_cases), st, done);
+    ASSAY_TRY_GOTO(cases_of(s, mutants, paths, n, names, &n_cases), st, done);
     for (int k = 0; k < n_cases; k++) {
         if (k > 0)
             tear_down(s);

@@ -365,6 +365,8 @@ Test(cli_verbs, wrong_arguments_are_refused)
         {"diff --tolerence 1 a b", {"'--tolerence': unknown option; did you mean --tolerance?"}},
         {"run --case lama", {"--case lama: no case has this name; did you mean llama?"}},
         {"run --check locale", {"found locale; did you mean local?"}},
+        {"selftest --engine sim --only engine_fliped_sign",
+         {"--only: expected the name of one of the ", "did you mean engine_flipped_sign?"}},
         {"frobnicate", {"unknown verb \"frobnicate\"", "Usage: assay VERB"}},
         {"", {"Usage: assay VERB"}},
         {"--surprise", {"--surprise"}},

@@ -138,6 +138,30 @@ Test(run_parts, only_all_parts_of_one_run_are_joined)
     cli_free(&r);
 }
 
+/* What --shard makes can be joined: no more parts than that, and all of them. */
+Test(run_parts, as_many_parts_as_can_be_joined)
+{
+    char paths[256 * 8] = "";
+    cli_result r = cli_run("run --engine sim --report p --shard 1/257 case.json");
+    cli_expect_refusal(
+        &r, "too many",
+        (const char *const[]){"--shard: expected I/N with 1 <= I <= N <= 256, found 1/257", NULL});
+    cr_expect_not(cli_exists(cli_file("p")));
+    cli_free(&r);
+    r = cli_run("run --engine sim --quiet --report p1 --layout 1 --check plan --shard 1/256 case.json");
+    cli_expect_success(&r, "the most");
+    cli_free(&r);
+    r = cli_run("report merge p1 --report joined");
+    cli_expect_refusal(&r, "one of 256",
+                       (const char *const[]){"missing 2/256 ", " 13/256 and 243 more", NULL});
+    cli_free(&r);
+    for (int i = 2; i <= 256; i++)
+        snprintf(paths + strlen(paths), 8, " q%d", i);
+    r = cli_run("report merge p1%s --report joined", paths);
+    cli_expect_refusal(&r, "256 arguments", (const char *const[]){"q2", "cannot open", NULL});
+    cli_free(&r);
+}
+
 /* More parts than tasks: one without a task is green and joins. */
 Test(run_parts, a_part_without_a_task_is_empty)
 {

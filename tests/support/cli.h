@@ -19,7 +19,7 @@
 #include <unistd.h>
 
 #define MODELS ASSAY_SOURCE_DIR "/golden/models/"
-enum { CLI_ARGS = 64, CLI_PATH = 600, CLI_LINE = 6000, CLI_LIMIT_S = 100 };
+enum { CLI_ARGS = 320, CLI_PATH = 600, CLI_LINE = 6000, CLI_LIMIT_S = 100 };
 
 typedef struct cli_result {
     int code;        /* exit code, -1 when killed by a signal or by the time limit */
