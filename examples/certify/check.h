@@ -2,8 +2,8 @@
 #ifndef CERTIFY_CHECK_H
 #define CERTIFY_CHECK_H
 
-#include "parity/assay_kernel.h"
-#include "parity/assay_kernel_ops.h"
+#include "assay_kernel.h" /* -I PREFIX/include/assay of an installed assay, -I parity of a checkout */
+#include "assay_kernel_ops.h"
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -1,8 +1,8 @@
 /* Two collectives in device memory: all_reduce through the memory of the other ranks, which adds in the order of the ranks, and all_gather as
  * a ring of messages.  Everything is enqueued on the call's stream, and nothing is waited for: messages and barriers order the streams.
  *
- *   assay-cc -O2 -shared --with-simulator -I include -o collectives_device.so collectives_device.cu              # for the simulator
- *   nvcc -O2 -shared -Xcompiler -fPIC -cudart shared -I include -o collectives_device.so collectives_device.cu   # for a device
+ *   assay-cc -O2 -shared --with-simulator -I PREFIX/include/assay -o collectives_device.so collectives_device.cu              # for the simulator
+ *   nvcc -O2 -shared -Xcompiler -fPIC -cudart shared -I PREFIX/include/assay -o collectives_device.so collectives_device.cu   # for a device
  *   assay certify --so ./collectives_device.so:example_all_reduce_device */
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>

@@ -1,7 +1,7 @@
 /* rmsnorm in device memory, forward and backward (docs/OPS.md 3): a block for each row, everything on the call's stream.
  *
- *   assay-cc -O2 -shared --with-simulator -I include -o rmsnorm_device.so rmsnorm_device.cu              # for the simulator
- *   nvcc -O2 -shared -Xcompiler -fPIC -cudart shared -I include -o rmsnorm_device.so rmsnorm_device.cu   # for a device
+ *   assay-cc -O2 -shared --with-simulator -I PREFIX/include/assay -o rmsnorm_device.so rmsnorm_device.cu              # for the simulator
+ *   nvcc -O2 -shared -Xcompiler -fPIC -cudart shared -I PREFIX/include/assay -o rmsnorm_device.so rmsnorm_device.cu   # for a device
  *   assay certify --so ./rmsnorm_device.so:example_rmsnorm_fwd */
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>

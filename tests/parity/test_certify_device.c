@@ -35,6 +35,7 @@ static void build(const char *library, const certify_change *changes, bool f32_a
     free(text);
     snprintf(line, sizeof line,
              ASSAY_BIN_DIR "/assay-cc " CERTIFY_LEVEL " -shared --with-simulator -I " ASSAY_SOURCE_DIR
+                           "/parity"
                            " -I " ASSAY_SOURCE_DIR "/examples/certify -o %s %s",
              cli_file(library), cli_file("k.cu"));
     cli_result r = cli_wait(cli_start(line));

@@ -26,6 +26,7 @@ static void build(const certify_change *changes)
     free(text);
     snprintf(line, sizeof line,
              ASSAY_BIN_DIR "/assay-cc " CERTIFY_LEVEL " -shared --with-simulator -I " ASSAY_SOURCE_DIR
+                           "/parity"
                            " -I " ASSAY_SOURCE_DIR "/examples/certify -o %s %s",
              cli_file("k.so"), cli_file("k.cu"));
     cli_result r = cli_wait(cli_start(line));
