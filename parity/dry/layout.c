@@ -227,7 +227,7 @@ int parity_main_layout(int argc, char **argv)
         {"model", "DIR|NAME", "a model folder (or, in a dry run, the name of a public configuration)"},
         {"layout", "LAYOUT", "check this plan without running it"},
         {"world", "N", "ranks; dp is what the layout leaves of them"},
-        {"precision", "P", "fp32 or bf16 (default bf16)"},
+        {"precision", "P", "fp64, fp32 or bf16 (default bf16)"},
         {"micro_batch_size", "B", "sequences of a microbatch (default 1)"},
         {"num_microbatches", "M", "microbatches of a data-parallel rank in a step (default 2 pp)"},
         {"seq_length", "S", "tokens of a sequence (default 8192)"},
@@ -251,7 +251,7 @@ int parity_main_layout(int argc, char **argv)
              "order of "
              "all calls between ranks, memory and bytes sent.\vExamples:\n"
              "  assay layout tp2,sp,ep2,dp2 --model DIR\n"
-             "  assay layout --world 16384 --model llama-3.1-405b --layout tp8,sp,pp9,zero1\n"
+             "  assay layout --world 16384 --model llama-3.1-405b --layout tp8,sp,pp2,zero1\n"
              "  assay layout --model DIR --layout tp2,pp2,dp2 --numeric --out plan.json\n"
              "  assay layout --model DIR --layout tp2,pp2,dp2 --svg layout.svg\n\n"
              "Public configurations: %s.\n",

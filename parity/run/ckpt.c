@@ -456,7 +456,7 @@ int parity_main_ckpt(int argc, char **argv)
         "  assay ckpt reshard A B --max-shard-size 1000000000\n"
         "  assay ckpt convert A B                 weights alone, a folder for transformers\n"
         "  assay ckpt convert FP8 B --dtype bf16  a model folder in another type\n"
-        "  assay ckpt convert A FP8 --dtype fp8 --weight-block-size 128,128\n"
+        "  assay ckpt convert MODEL FP8 --dtype fp8 --weight-block-size 128,128\n"
         "  assay ckpt merge A B OUT --weight 0.7,0.3\n"
         "  assay ckpt merge A B OUT --method ties --base BASE --density 0.5\n"
         "  assay ckpt lora-merge MODEL ADAPTER OUT\n"

@@ -169,6 +169,20 @@ Test(cli_verbs, help_has_examples)
     }
 }
 
+/* The example that names everything it needs does what it says. */
+Test(cli_verbs, the_plan_on_the_help_page_is_a_plan)
+{
+    char command[200];
+    cli_result r = cli_run("layout --help");
+    const char *at = strstr(r.out, "  assay layout --world ");
+    cr_assert_not_null(at, "%s", r.out);
+    snprintf(command, sizeof command, "%.*s", (int)strcspn(at + 8, "\n"), at + 8);
+    cli_free(&r);
+    r = cli_run("%s", command);
+    cli_expect_success(&r, command);
+    cli_free(&r);
+}
+
 /* --- doctor, help, version ---------------------------------------------------------------------------------- */
 Test(cli_verbs, doctor_says_which_engine_will_be_used_and_why)
 {
