@@ -83,14 +83,9 @@ static assay_status take_dropout(assay_train_options *o, const assay_config_trai
     return ASSAY_OK;
 }
 
-assay_status assay_inputs_take_config(assay_train_options *o, const assay_model_config *config)
+/* What a configuration in Megatron-LM's words says of training, where the command line says nothing. */
+static void take_training(assay_train_options *o, const assay_config_training *t)
 {
-    const assay_config_training *t = &config->training;
-    ASSAY_CHECK(o->moe_router_dtype != ASSAY_ROUTER_FP64, ASSAY_UNSUPPORTED,
-                "moe_router_dtype: " ASSAY_NO_FP64_ROUTER);
-    ASSAY_TRY(take_dropout(o, t));
-    if (!t->given)
-        return assay_balancing_check(o);
     if (!assay_train_option_given(o, "moe_router_load_balancing_type"))
         o->moe_router_load_balancing_type = t->moe_router_load_balancing_type;
     if (!assay_train_option_given(o, "moe_aux_loss_coeff"))
@@ -118,6 +113,15 @@ assay_status assay_inputs_take_config(assay_train_options *o, const assay_model_
     if (!assay_train_option_given(o, "moe_router_padding_for_quantization"))
         o->moe_router_padding_for_quantization =
             t->pads_rows_for_fp8 ? ASSAY_PADDING_FP8 : ASSAY_PADDING_NONE;
+}
+
+assay_status assay_inputs_take_config(assay_train_options *o, const assay_model_config *config)
+{
+    ASSAY_CHECK(o->moe_router_dtype != ASSAY_ROUTER_FP64, ASSAY_UNSUPPORTED,
+                "moe_router_dtype: " ASSAY_NO_FP64_ROUTER);
+    ASSAY_TRY(take_dropout(o, &config->training));
+    if (config->training.given)
+        take_training(o, &config->training);
     ASSAY_TRY(assay_balancing_check(o));
     return check_experts(o, config);
 }

@@ -122,6 +122,36 @@ Test(config_megatron, moe_router_dtype)
     free(c);
 }
 
+/* Options that contradict each other are refused for a folder of Hugging Face's, too, whose configuration says nothing of training. */
+Test(config_megatron, contradictions_do_not_depend_on_whose_configuration_it_is)
+{
+    static const char theirs[] =
+        "{\"model_type\":\"mixtral\",\"hidden_size\":64,\"num_hidden_layers\":4,\"num_attention_heads\":8,"
+        "\"vocab_size\":131,\"intermediate_size\":56,\"num_local_experts\":4}";
+    static const struct {
+        const char *option, *value, *semantics, *words;
+    } rows[] = {
+        {"moe-pad-expert-input-to-capacity", "true", "default", "without moe_expert_capacity_factor"},
+        {"moe-router-force-load-balancing", "true", "megatron", "semantics megatron: moe_router_force"},
+        {"moe-input-jitter-eps", "0.1", "megatron", "semantics megatron: moe_input_jitter_eps"},
+    };
+    assay_model_config *c = malloc(sizeof *c);
+    for (size_t i = 0; i < 2 * (sizeof rows / sizeof *rows); i++) {
+        assay_train_options o;
+        json_t *root = i % 2 == 0 ? json_loads(theirs, 0, NULL) : edited("{" MOE "}");
+        TEST_OK(assay_config_from_json(root, "config.json", c));
+        cr_expect_eq(c->training.given, i % 2 == 1);
+        json_decref(root);
+        assay_train_options_default(&o);
+        TEST_OK(assay_train_option_set(&o, rows[i / 2].option, rows[i / 2].value));
+        TEST_OK(assay_train_option_set(&o, "semantics", rows[i / 2].semantics));
+        cr_expect_neq(assay_inputs_take_config(&o, c), ASSAY_OK, "%s, %s", rows[i / 2].option,
+                      i % 2 == 0 ? "Hugging Face" : "Megatron-LM");
+        cr_expect(strstr(assay_error_message(), rows[i / 2].words) != NULL, "%s", assay_error_message());
+    }
+    free(c);
+}
+
 Test(config_megatron, an_option_goes_before_the_file)
 {
     assay_model_config *c = malloc(sizeof *c);
