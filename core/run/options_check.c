@@ -45,6 +45,8 @@ assay_status assay_train_options_check(const assay_train_options *o)
                 "save_interval %lld %s", (long long)o->save_interval,
                 o->save_after != 0 ? "with save_after" : "without save");
     ASSAY_CHECK(!o->async_save || o->save[0] != '\0', ASSAY_INVALID_ARGUMENT, "async_save without save");
+    ASSAY_CHECK(o->max_shard_size == 0 || o->save[0] != '\0', ASSAY_INVALID_ARGUMENT,
+                "max_shard_size %lld without save", (long long)o->max_shard_size);
     ASSAY_CHECK(o->trace[0] == '\0' || (o->log_interval == 0 && o->metrics[0] == '\0'), ASSAY_UNSUPPORTED,
                 "trace with log_interval or metrics: a run that can be stopped has a reduction that a plan "
                 "does not know");

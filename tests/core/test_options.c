@@ -267,6 +267,7 @@ Test(core_options, options_that_contradict_each_other)
         {{"lr_wsd_decay_iters", "6", "lr_decay_iters", "5"}, "lr_wsd_decay_iters 6 must be at most"},
         {{"lr_decay_style", "WSD"}, "WSD needs lr_wsd_decay_iters"},
         {{"save_after", "2"}, "save_after 2 without save"},
+        {{"max_shard_size", "10"}, "max_shard_size 10 without save"},
         {{"trace_hash_only", "1"}, "trace_hash_only without trace"},
         {{"override_checkpoint_args", "1"}, "override_checkpoint_args without load"},
         {{"layout", "tp2,tp2"}, "layout 'tp2,tp2': 'tp' is given twice"},
