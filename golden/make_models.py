@@ -1,4 +1,4 @@
-"""Small random models of eleven architectures with Hugging Face transformers, in double.
+"""Small random models of twelve architectures with Hugging Face transformers, in double.
 
 Per model, under golden/models/<name>/: config.json, model.safetensors, batch.safetensors,
 golden.safetensors; for five of them also train_batch, train_golden and train_options.json.
@@ -151,6 +151,27 @@ CASES = {
             v_head_dim=8, first_k_dense_replace=2, n_routed_experts=4, num_experts_per_tok=2, n_group=1,
             topk_group=1, rms_norm_eps=1e-6, tie_word_embeddings=True, max_position_embeddings=128,
             num_nextn_predict_layers=0, rope_parameters=dict(rope_type="default", rope_theta=50000.0))),
+    "deepseek_v2": dict(  # a choice limited to groups whose score is their best; the best of all chosen are not divided by their sum
+        seed=191, arch="DeepseekV2", layout=True,
+        config=dict(
+            vocab_size=71, hidden_size=30, intermediate_size=26, moe_intermediate_size=8, num_hidden_layers=3,
+            num_attention_heads=3, num_key_value_heads=3, q_lora_rank=14, kv_lora_rank=10, qk_nope_head_dim=4,
+            qk_rope_head_dim=6, v_head_dim=8, first_k_dense_replace=1, n_routed_experts=8, n_shared_experts=2,
+            num_experts_per_tok=4, topk_method="group_limited_greedy", n_group=4, topk_group=3, norm_topk_prob=False,
+            routed_scaling_factor=4.0, rms_norm_eps=1e-5, tie_word_embeddings=False, max_position_embeddings=128,
+            rope_parameters=dict(rope_type="default", rope_theta=10000.0))),
+    "deepseek_v2_lite": dict(  # as the small ones are published: whole queries, no groups, experts in every layer but the first, yarn
+        seed=84, arch="DeepseekV2", layout=True, v4=True,
+        rope_scaling=dict(type="yarn", factor=4.0, original_max_position_embeddings=16, beta_fast=2, beta_slow=0.5,
+                          mscale=0.707, mscale_all_dim=0.707),
+        config=dict(
+            vocab_size=67, hidden_size=28, intermediate_size=22, moe_intermediate_size=6, num_hidden_layers=2,
+            num_attention_heads=2, num_key_value_heads=2, q_lora_rank=None, kv_lora_rank=10, qk_nope_head_dim=8,
+            qk_rope_head_dim=6, v_head_dim=4, first_k_dense_replace=1, n_routed_experts=6, n_shared_experts=1,
+            num_experts_per_tok=2, topk_method="greedy", n_group=1, topk_group=1, norm_topk_prob=False,
+            routed_scaling_factor=1.0, rms_norm_eps=1e-6, tie_word_embeddings=False, max_position_embeddings=64,
+            rope_parameters=dict(rope_type="yarn", rope_theta=100.0, factor=4.0, original_max_position_embeddings=16,
+                                 beta_fast=2, beta_slow=0.5, mscale=0.707, mscale_all_dim=0.707))),
     "llama_yarn": dict(  # 41 positions of a model of 32; frequencies of both kinds and two between
         seed=91, arch="Llama", layout=True,
         config=dict(

@@ -31,7 +31,8 @@ static assay_status refuse_ignored(const json_t *root, const char *what, const a
     static const char *const biases[] = {"attention_bias", "mlp_bias"};
     for (int i = 0; i < 2 && class->strict; i++) {
         const bool read = is_key(class->qkv_bias, biases[i]) || is_key(class->proj_bias, biases[i]) ||
-                          is_key(class->mlp_bias, biases[i]) || (class->mla && i == 0); /* config_mla.c */
+                          is_key(class->mlp_bias, biases[i]) ||
+                          (class->mla != NULL && i == 0); /* config_mla.c */
         ASSAY_CHECK(read || !json_is_true(json_object_get(root, biases[i])), ASSAY_UNSUPPORTED,
                     "%s: %s: %s has no such bias, expected false or nothing", what, biases[i],
                     class->model_type);
@@ -103,7 +104,7 @@ static assay_status read_sizes(const json_t *root, const char *what, assay_model
     ASSAY_TRY(assay_json_get_i64(root, "num_key_value_heads", false, 1, big, what, &c->num_query_groups));
 
     c->kv_channels = is_null(root, "head_dim") ? 0 : class->head_dim;
-    if (class->mla)
+    if (class->mla != NULL)
         ASSAY_TRY(assay_config_read_mla(root, what, c));
     else
         ASSAY_TRY(assay_json_get_i64(root, "head_dim", false, 1, big, what, &c->kv_channels));
@@ -295,7 +296,7 @@ static assay_status read_experts(const json_t *root, const char *what, assay_mod
     const assay_hf_class *class = assay_hf_class_of(c->arch);
     if (class->moe.width == NULL)
         return ASSAY_OK;
-    if (class->mla)
+    if (class->mla != NULL)
         return assay_config_read_mla_experts(root, what, c);
     ASSAY_TRY(read_expert_count(root, what, class->moe.sparse_layers ? 0 : 1, &c->num_moe_experts));
     if (c->num_moe_experts == 0)

@@ -1,8 +1,27 @@
 /* Hugging Face classes: what their configuration classes default to and what their code does, a row for each.
- * Source: transformers 5.23; deepseek_v3, ministral: 5.24. */
+ * Source: transformers 5.23; deepseek_v2, deepseek_v3, ministral: 5.24. */
 #include "core/model/config_internal.h"
 
 #define QWEN_EXPERTS .block = "mlp", .gate = "gate_proj", .up = "up_proj", .down = "down_proj"
+
+static const assay_hf_mla deepseek_v2 = {.scoring_func = "softmax",
+                                         .topk_method = "greedy",
+                                         .limited = "group_limited_greedy",
+                                         .scores = ASSAY_SCORE_SOFTMAX,
+                                         .group_best = 1,
+                                         .shared = 2,
+                                         .scaling = 1.0},
+                          deepseek_v3 = {.scoring_func = "sigmoid",
+                                         .topk_method = "noaux_tc",
+                                         .scores = ASSAY_SCORE_SIGMOID,
+                                         .expert_bias = true,
+                                         .group_best = 2,
+                                         .groups = 8,
+                                         .groups_chosen = 4,
+                                         .first_dense = 3,
+                                         .shared = 1,
+                                         .scaling = 2.5,
+                                         .rope_interleave = true};
 
 static const assay_hf_class classes[ASSAY_ARCH_COUNT] = {
     [ASSAY_ARCH_LLAMA] = {.model_type = "llama",
@@ -137,7 +156,7 @@ static const assay_hf_class classes[ASSAY_ARCH_COUNT] = {
                                 .rms_norm_eps = 1e-6,
                                 .rope_theta = 1e4,
                                 .strict = true,
-                                .mla = true,
+                                .mla = &deepseek_v3,
                                 .moe = {.width = "moe_intermediate_size",
                                         .per_token = 8,
                                         .norm_topk_prob = {"norm_topk_prob", true},
@@ -153,6 +172,17 @@ static const assay_hf_class classes[ASSAY_ARCH_COUNT] = {
                               .sliding_window = 4096,
                               .window = ASSAY_HF_WINDOW_LISTED,
                               .strict = true},
+    [ASSAY_ARCH_DEEPSEEK_V2] = {.model_type = "deepseek_v2",
+                                .class_name = "DeepseekV2ForCausalLM",
+                                .max_position_embeddings = 2048,
+                                .rms_norm_eps = 1e-6,
+                                .rope_theta = 1e4,
+                                .strict = true,
+                                .mla = &deepseek_v2,
+                                .moe = {.width = "moe_intermediate_size",
+                                        .count = "n_routed_experts",
+                                        .shared = "mlp.shared_experts",
+                                        QWEN_EXPERTS}},
     [ASSAY_ARCH_MEGATRON] = {.model_type = "megatron", .rms_norm_eps = 1e-5, .rope_theta = 1e4},
 };
 

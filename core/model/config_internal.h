@@ -50,6 +50,22 @@ typedef struct assay_hf_flag {
     bool value; /* default */
 } assay_hf_flag;
 
+/* What a class of DeepSeek's says of the experts behind its attention (config_mla.c). */
+typedef struct assay_hf_mla {
+    const char
+        *scoring_func; /* DeepSeek's own word for the scores; the class computes them whatever a file says */
+    const char
+        *topk_method; /* ... and for the choice: the only one, or (limited) the default one, without groups */
+    const char *limited; /* topk_method of a choice limited to groups; NULL: n_group alone decides */
+    assay_score_function scores;
+    bool expert_bias;
+    int64_t group_best;            /* a group's score is the sum of this many of its best */
+    int64_t groups, groups_chosen; /* defaults of n_group and topk_group; 0: null, no groups */
+    int64_t first_dense, shared;   /* of first_k_dense_replace and n_shared_experts */
+    double scaling;                /* of routed_scaling_factor */
+    bool rope_interleave;          /* the class reads this word, and has num_nextn_predict_layers */
+} assay_hf_mla;
+
 /* A Hugging Face class in one row: what its config.json says and what its code does.  Adding an architecture of
  * known kinds is adding a row (config_hf.c). */
 typedef struct assay_hf_class {
@@ -71,11 +87,11 @@ typedef struct assay_hf_class {
     /* Windows and biases that a file asks for and the class ignores are refused.  False for the classes that came
      * first, which ignore them as transformers does. */
     bool strict;
-    bool mla;                /* DeepSeek-V3's attention and experts (config_mla.c) */
+    const assay_hf_mla *mla; /* multi-latent attention; NULL: none */
     const char *not_null[2]; /* keys that transformers dies on when they are null */
     struct {
         const char *width;            /* key of the width of an expert; NULL: no experts */
-        int64_t per_token;            /* default of num_experts_per_tok */
+        int64_t per_token;            /* default of num_experts_per_tok; 0: none */
         bool sparse_layers;           /* decoder_sparse_step and mlp_only_layers are read */
         assay_hf_flag norm_topk_prob; /* chosen scores are divided by their sum */
         const char *shared_width;     /* key of the gated shared expert's width; NULL: none */
@@ -93,7 +109,7 @@ void assay_config_defaults(assay_model_config *c, assay_arch arch);
 assay_status assay_config_read_hf(const json_t *root, const char *what, assay_model_config *c);
 assay_status assay_config_read_rope(const json_t *root, const char *what, assay_model_config *c);
 assay_status assay_config_read_flag(const json_t *root, assay_hf_flag flag, const char *what, bool *out);
-/* config_mla.c: rules of the mixer; what DeepseekV3Config says of it and of the experts behind it. */
+/* config_mla.c: rules of the mixer; what DeepSeek's classes say of it and of the experts behind it. */
 assay_status assay_config_check_mla(const assay_model_config *c, const char *what);
 assay_status assay_config_read_mla(const json_t *root, const char *what, assay_model_config *c);
 assay_status assay_config_read_mla_experts(const json_t *root, const char *what, assay_model_config *c);

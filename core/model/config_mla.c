@@ -1,6 +1,6 @@
-/* Multi-latent attention (MLA, DeepSeek-V3) in a config.json: the rules of the mixer, Hugging Face's deepseek_v3 and
- * Megatron-LM's words.
- * Source: transformers 5.24, configuration_deepseek_v3.py and modeling_deepseek_v3.py; megatron-core 0.16.1,
+/* Multi-latent attention (MLA, DeepSeek) in a config.json: the rules of the mixer, Hugging Face's deepseek_v2 and
+ * deepseek_v3, and Megatron-LM's words.
+ * Source: transformers 5.24, configuration_ and modeling_deepseek_v2.py, _v3.py; megatron-core 0.16.1,
  * transformer_config.py (MLATransformerConfig) and multi_latent_attention.py. */
 #include "core/model/config_internal.h"
 
@@ -113,58 +113,74 @@ assay_status assay_config_check_mla(const assay_model_config *c, const char *wha
 
 /* A number that the class makes from others must be theirs where a file says it. */
 static assay_status same_size(const json_t *root, const char *key, int64_t value, const char *made_of,
-                              const char *what)
+                              const char *type, const char *what)
 {
     int64_t found = value;
     ASSAY_TRY(assay_json_get_i64(root, key, false, 1, ASSAY_CONFIG_MAX_DIM, what, &found));
-    ASSAY_CHECK(found == value, ASSAY_MISMATCH, "%s: %s: deepseek_v3 takes %s, %lld, found %lld", what, key,
+    ASSAY_CHECK(found == value, ASSAY_MISMATCH, "%s: %s: %s takes %s, %lld, found %lld", what, key, type,
                 made_of, (long long)value, (long long)found);
     return ASSAY_OK;
 }
 
 /* Python takes null for none, false or dies of it; a default is never what it means. */
-static assay_status refuse_null(const json_t *root, const char *what)
+static assay_status refuse_null(const json_t *root, const char *what, const assay_hf_mla *class)
 {
     static const char *const keys[] = {
         "n_group",         "topk_group",     "num_experts_per_tok", "first_k_dense_replace", "norm_topk_prob",
         "rope_interleave", "attention_bias", "n_shared_experts",    "routed_scaling_factor"};
-    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+    /* Where no groups are the class's default, null is how it writes that. */
+    for (size_t i = class->groups == 0 ? 2 : 0; i < sizeof keys / sizeof *keys; i++)
         ASSAY_CHECK(!json_is_null(json_object_get(root, keys[i])), ASSAY_FORMAT,
                     "%s: %s: expected a value or nothing, found null", what, keys[i]);
     return ASSAY_OK;
 }
 
-/* Words of DeepSeek's own code for what the class does whatever a file says. */
-static assay_status check_ignored(const json_t *root, const char *what)
+/* A word of DeepSeek's own code for what the class computes. */
+static assay_status check_word(const json_t *root, const char *key, const char *one, const char *other,
+                               const char *type, const char *what)
 {
-    static const struct {
-        const char *key, *expected;
-    } words[] = {{"scoring_func", "sigmoid"}, {"topk_method", "noaux_tc"}};
-    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
-        const json_t *value = json_object_get(root, words[i].key);
-        const char *text = json_string_value(value);
-        ASSAY_CHECK(value == NULL || (text != NULL && strcmp(text, words[i].expected) == 0),
-                    ASSAY_UNSUPPORTED, "%s: %s: deepseek_v3 computes %s, found %.64s", what, words[i].key,
-                    words[i].expected, text ? text : "no string");
-    }
+    const json_t *value = json_object_get(root, key);
+    const char *text = json_string_value(value);
+    ASSAY_CHECK(value == NULL ||
+                    (text != NULL && (strcmp(text, one) == 0 || (other && strcmp(text, other) == 0))),
+                ASSAY_UNSUPPORTED, "%s: %s: %s computes %s%s%s, found %.64s", what, key, type, one,
+                other ? " or " : "", other ? other : "", text ? text : "no string");
+    return ASSAY_OK;
+}
+
+/* Words for what the class does whatever a file says. */
+static assay_status check_ignored(const json_t *root, const char *what, const assay_hf_class *class)
+{
+    const assay_hf_mla *mla = class->mla;
+    ASSAY_TRY(check_word(root, "scoring_func", mla->scoring_func, NULL, class->model_type, what));
+    ASSAY_TRY(check_word(root, "topk_method", mla->topk_method, mla->limited, class->model_type, what));
     int64_t every = 1;
     ASSAY_TRY(assay_json_get_i64(root, "moe_layer_freq", false, 1, ASSAY_MAX_LAYERS, what, &every));
     ASSAY_CHECK(every == 1, ASSAY_UNSUPPORTED,
-                "%s: moe_layer_freq: deepseek_v3 has experts in every layer behind first_k_dense_replace, "
+                "%s: moe_layer_freq: %s has experts in every layer behind first_k_dense_replace, "
                 "expected 1, found %lld",
-                what, (long long)every);
+                what, class->model_type, (long long)every);
     ASSAY_CHECK(json_object_get(root, "num_experts") == NULL, ASSAY_UNSUPPORTED,
-                "%s: num_experts: deepseek_v3 reads n_routed_experts only", what);
+                "%s: num_experts: expected %s's own word alone, which reads n_routed_experts only", what,
+                class->model_type);
+    /* transformers' V2 never divides, DeepSeek's own code does (and leaves the factor out then). */
+    ASSAY_CHECK(class->moe.norm_topk_prob.key != NULL ||
+                    !json_is_true(json_object_get(root, "norm_topk_prob")),
+                ASSAY_UNSUPPORTED,
+                "%s: norm_topk_prob: %s does not divide the chosen scores by their sum, expected false", what,
+                class->model_type);
     return ASSAY_OK;
 }
 
 assay_status assay_config_read_mla(const json_t *root, const char *what, assay_model_config *c)
 {
     const int64_t big = ASSAY_CONFIG_MAX_DIM;
+    const assay_hf_class *class = assay_hf_class_of(c->arch);
     bool pairs = true, bias = false;
-    ASSAY_TRY(refuse_null(root, what));
-    ASSAY_TRY(check_ignored(root, what));
-    ASSAY_TRY(assay_json_get_bool(root, "rope_interleave", false, what, &pairs));
+    ASSAY_TRY(refuse_null(root, what, class->mla));
+    ASSAY_TRY(check_ignored(root, what, class));
+    ASSAY_TRY(assay_json_get_bool(root, "rope_interleave", false, what,
+                                  &pairs));
     ASSAY_CHECK(pairs, ASSAY_UNSUPPORTED,
                 "%s: rope_interleave: false (halves of a head are rotated, not pairs) is not supported yet, "
                 "expected true",
@@ -179,9 +195,11 @@ assay_status assay_config_read_mla(const json_t *root, const char *what, assay_m
     ASSAY_TRY(assay_json_get_i64(root, "qk_rope_head_dim", true, 2, big, what, &c->qk_pos_emb_head_dim));
     ASSAY_TRY(assay_json_get_i64(root, "v_head_dim", true, 1, big, what, &c->v_head_dim));
     c->kv_channels = c->qk_head_dim + c->qk_pos_emb_head_dim;
-    ASSAY_TRY(same_size(root, "head_dim", c->qk_pos_emb_head_dim, "qk_rope_head_dim", what));
-    ASSAY_TRY(same_size(root, "qk_head_dim", c->kv_channels, "qk_nope_head_dim + qk_rope_head_dim", what));
-    c->mla_layernorm_epsilon = 1e-6; /* DeepseekV3RMSNorm's own: the inner norms are not told rms_norm_eps */
+    ASSAY_TRY(
+        same_size(root, "head_dim", c->qk_pos_emb_head_dim, "qk_rope_head_dim", class->model_type, what));
+    ASSAY_TRY(same_size(root, "qk_head_dim", c->kv_channels, "qk_nope_head_dim + qk_rope_head_dim",
+                        class->model_type, what));
+    c->mla_layernorm_epsilon = 1e-6; /* the norm's own default: the inner norms are not told rms_norm_eps */
     for (int64_t l = 0; l < c->num_layers; l++)
         c->mixer[l] = ASSAY_MIXER_MLA;
     return ASSAY_OK;
@@ -189,28 +207,35 @@ assay_status assay_config_read_mla(const json_t *root, const char *what, assay_m
 
 static assay_status read_groups(const json_t *root, const char *what, assay_model_config *c)
 {
-    int64_t groups = 8, chosen = 4;
-    ASSAY_TRY(assay_json_get_i64(root, "n_group", false, 1, ASSAY_MAX_EXPERTS, what, &groups));
-    ASSAY_TRY(assay_json_get_i64(root, "topk_group", false, 1, ASSAY_MAX_EXPERTS, what, &chosen));
+    const assay_hf_class *class = assay_hf_class_of(c->arch);
+    const assay_hf_mla *mla = class->mla;
+    const char *method = json_string_value(json_object_get(root, "topk_method"));
+    if (mla->limited != NULL && (method == NULL || strcmp(method, mla->limited) != 0))
+        return ASSAY_OK; /* n_group is not read */
+    int64_t groups = mla->groups, chosen = mla->groups_chosen;
+    ASSAY_TRY(assay_json_get_i64(root, "n_group", groups == 0, 1, ASSAY_MAX_EXPERTS, what, &groups));
+    ASSAY_TRY(assay_json_get_i64(root, "topk_group", chosen == 0, 1, ASSAY_MAX_EXPERTS, what, &chosen));
     ASSAY_CHECK(chosen <= groups, ASSAY_MISMATCH, "%s: topk_group %lld is more than n_group %lld", what,
                 (long long)chosen, (long long)groups);
     if (groups == 1) /* no limit */
         return ASSAY_OK;
     c->moe_router_num_groups = groups;
     c->moe_router_group_topk = chosen;
-    /* A group's score is the sum of its best 2 here, of its best num_experts_per_tok / topk_group with Megatron-LM and us. */
-    ASSAY_CHECK(c->moe_router_topk / chosen == 2, ASSAY_UNSUPPORTED,
+    /* A group's score is the sum of its best num_experts_per_tok / topk_group with Megatron-LM and us. */
+    ASSAY_CHECK(c->moe_router_topk / chosen == mla->group_best, ASSAY_UNSUPPORTED,
                 "%s: num_experts_per_tok %lld of topk_group %lld groups: a group's score is the sum of its "
-                "best %lld where deepseek_v3 takes 2; only 2 is supported yet",
+                "best %lld where %s takes %lld; only %lld is supported yet",
                 what, (long long)c->moe_router_topk, (long long)chosen,
-                (long long)(c->moe_router_topk / chosen));
+                (long long)(c->moe_router_topk / chosen), class->model_type, (long long)mla->group_best,
+                (long long)mla->group_best);
     return ASSAY_OK;
 }
 
 assay_status assay_config_read_mla_experts(const json_t *root, const char *what, assay_model_config *c)
 {
     const int64_t most = ASSAY_MAX_EXPERTS;
-    int64_t dense = 3, shared = 1, again = 0;
+    const assay_hf_class *class = assay_hf_class_of(c->arch);
+    int64_t dense = class->mla->first_dense, shared = class->mla->shared, again = 0;
     ASSAY_TRY(assay_json_get_i64(root, "first_k_dense_replace", false, 0, (int64_t)1 << 40, what, &dense));
     for (int64_t l = 0; l < c->num_layers; l++)
         c->mlp[l] = l < dense ? ASSAY_MLP_DENSE : ASSAY_MLP_MOE;
@@ -222,17 +247,19 @@ assay_status assay_config_read_mla_experts(const json_t *root, const char *what,
     ASSAY_CHECK(again == c->num_moe_experts, ASSAY_MISMATCH,
                 "%s: n_routed_experts is %lld, but num_local_experts is %lld", what,
                 (long long)c->num_moe_experts, (long long)again);
-    c->moe_router_topk = assay_hf_class_of(c->arch)->moe.per_token;
-    ASSAY_TRY(assay_json_get_i64(root, "num_experts_per_tok", false, 1, most, what, &c->moe_router_topk));
+    c->moe_router_topk = class->moe.per_token;
+    ASSAY_TRY(assay_json_get_i64(root, "num_experts_per_tok", class->moe.per_token == 0, 1, most, what,
+                                 &c->moe_router_topk));
     ASSAY_TRY(assay_json_get_i64(root, "moe_intermediate_size", true, 1, ASSAY_CONFIG_MAX_DIM, what,
                                  &c->moe_ffn_hidden_size));
     ASSAY_TRY(assay_json_get_i64(root, "n_shared_experts", false, 1, most, what, &shared));
     c->moe_shared_expert_intermediate_size = shared * c->moe_ffn_hidden_size;
-    c->moe_router_score_function = ASSAY_SCORE_SIGMOID;
-    c->moe_router_enable_expert_bias = true;
-    ASSAY_TRY(assay_config_read_flag(root, assay_hf_class_of(c->arch)->moe.norm_topk_prob, what,
-                                     &c->norm_topk_prob));
-    c->moe_router_topk_scaling_factor = 2.5;
+    c->moe_router_score_function = class->mla->scores;
+    c->moe_router_pre_softmax =
+        class->mla->scores == ASSAY_SCORE_SOFTMAX; /* of all experts, then the choice */
+    c->moe_router_enable_expert_bias = class->mla->expert_bias;
+    ASSAY_TRY(assay_config_read_flag(root, class->moe.norm_topk_prob, what, &c->norm_topk_prob));
+    c->moe_router_topk_scaling_factor = class->mla->scaling;
     ASSAY_TRY(assay_json_get_double(root, "routed_scaling_factor", false, 1e-6, 1e6, what,
                                     &c->moe_router_topk_scaling_factor));
     return read_groups(root, what, c);
@@ -245,6 +272,7 @@ static int put(json_t *root, const char *key, int64_t value)
 
 int assay_config_write_mla(const assay_model_config *c, json_t *root)
 {
+    const assay_hf_mla *mla = assay_hf_class_of(c->arch)->mla;
     int64_t dense = 0;
     while (dense < c->num_layers && c->mlp[dense] == ASSAY_MLP_DENSE)
         dense++;
@@ -254,9 +282,11 @@ int assay_config_write_mla(const assay_model_config *c, json_t *root)
     failed |= put(root, "qk_nope_head_dim", c->qk_head_dim);
     failed |= put(root, "qk_rope_head_dim", c->qk_pos_emb_head_dim);
     failed |= put(root, "v_head_dim", c->v_head_dim);
-    failed |= json_object_set_new(root, "rope_interleave", json_true());
+    if (mla->rope_interleave) {
+        failed |= json_object_set_new(root, "rope_interleave", json_true());
+        failed |= put(root, "num_nextn_predict_layers", 0);
+    }
     failed |= json_object_set_new(root, "attention_bias", json_false());
-    failed |= put(root, "num_nextn_predict_layers", 0);
     failed |= put(root, "first_k_dense_replace", dense);
     if (c->num_moe_experts == 0)
         return failed;
@@ -268,6 +298,9 @@ int assay_config_write_mla(const assay_model_config *c, json_t *root)
     failed |= json_object_set_new(root, "norm_topk_prob", json_boolean(c->norm_topk_prob));
     failed |=
         json_object_set_new(root, "routed_scaling_factor", json_real(c->moe_router_topk_scaling_factor));
+    if (mla->limited != NULL)
+        failed |=
+            json_object_set_new(root, "topk_method", json_string(groups ? mla->limited : mla->topk_method));
     failed |= put(root, "n_group", groups ? c->moe_router_num_groups : 1);
     failed |= put(root, "topk_group", groups ? c->moe_router_group_topk : 1);
     return failed;

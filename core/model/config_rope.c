@@ -123,7 +123,7 @@ static bool is_null_somewhere(const rope_sources *s, const char *key)
 
 static assay_status read_yarn(const rope_sources *s, assay_model_config *c)
 {
-    const bool mla = assay_hf_class_of(c->arch)->mla;
+    const bool mla = assay_hf_class_of(c->arch)->mla != NULL;
     double mscale = 0.0, all_dim = 0.0, given = 0.0;
     ASSAY_TRY(agree(s, 1, "factor", 1e-6, 1e9, &c->rope_factor,
                     is_null_somewhere(s, "factor") && !mla ? NULL : assay_rope_name(c->rope_type)));

@@ -71,7 +71,7 @@ static int write_window(const assay_model_config *c, json_t *root)
 static int write_experts(const assay_model_config *c, json_t *root)
 {
     const assay_hf_class *class = assay_hf_class_of(c->arch);
-    if (class->mla)
+    if (class->mla != NULL)
         return assay_config_write_mla(c, root);
     if (class->moe.width == NULL)
         return 0;
@@ -113,7 +113,7 @@ assay_status assay_config_write_hf(const assay_model_config *c, json_t *root)
     failed |= put(root, "intermediate_size", json_integer(c->ffn_hidden_size));
     failed |= put(root, "num_attention_heads", json_integer(c->num_attention_heads));
     failed |= put(root, "num_key_value_heads", json_integer(c->num_query_groups));
-    if (!class->mla) /* there it is the rotated part, and made by the class */
+    if (class->mla == NULL) /* there it is the rotated part, and made by the class */
         failed |= put(root, "head_dim", json_integer(c->kv_channels));
     failed |= put(root, "vocab_size", json_integer(c->vocab_size));
     if (c->pad_token_id >= 0 || class->has_pad_token_id)

@@ -699,6 +699,8 @@ Test(core_config, golden_models_load_and_round_trip)
         {"deepseek_v3_q", 2, 4, 4, 16, 79, 5e4},
         {"deepseek_v3_yarn", 2, 2, 2, 14, 67, 100.0},
         {"llama_yarn", 2, 4, 2, 16, 89, 500.0},
+        {"deepseek_v2", 3, 3, 3, 10, 71, 1e4},
+        {"deepseek_v2_lite", 2, 2, 2, 14, 67, 100.0},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         char path[256];

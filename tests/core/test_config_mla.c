@@ -1,4 +1,4 @@
-/* Multi-latent attention in a config.json: deepseek_v3, Megatron-LM's words, what is refused, names of tensors. */
+/* Multi-latent attention in a config.json: deepseek_v2 and deepseek_v3, Megatron-LM's words, what is refused, names of tensors. */
 #include "core/files/tensorwriter.h"
 #include "core/model/config_internal.h"
 #include "core/model/spec.h"
@@ -15,6 +15,13 @@ static const char deepseek[] =
     "\"intermediate_size\":14,\"q_lora_rank\":12,\"kv_lora_rank\":8,\"qk_nope_head_dim\":6,"
     "\"qk_rope_head_dim\":4,\"v_head_dim\":10,\"n_routed_experts\":8,\"num_experts_per_tok\":4,"
     "\"moe_intermediate_size\":7,\"n_group\":4,\"topk_group\":2}";
+static const char v2[] =
+    "{\"model_type\":\"deepseek_v2\",\"architectures\":[\"DeepseekV2ForCausalLM\"],\"hidden_size\":20,"
+    "\"num_hidden_layers\":4,\"num_attention_heads\":3,\"vocab_size\":31,"
+    "\"intermediate_size\":14,\"q_lora_rank\":12,\"kv_lora_rank\":8,\"qk_nope_head_dim\":6,"
+    "\"qk_rope_head_dim\":4,\"v_head_dim\":10,\"n_routed_experts\":8,\"num_experts_per_tok\":4,"
+    "\"moe_intermediate_size\":7}";
+#define LIMITED "\"topk_method\":\"group_limited_greedy\",\"n_group\":4,\"topk_group\":3"
 static const char own[] =
     "{\"model_type\":\"megatron\",\"num_layers\":4,\"hidden_size\":20,\"ffn_hidden_size\":14,"
     "\"num_attention_heads\":3,\"vocab_size\":31,\"layernorm_epsilon\":1e-5,\"multi_latent_attention\":true,"
@@ -56,6 +63,38 @@ Test(config_mla, deepseek_v3_has_the_defaults_of_its_class)
     cr_expect_eq(config_read(deepseek, "{\"-\":[\"q_lora_rank\"]}").q_lora_rank, 1536);
     cr_expect_eq(config_read(deepseek, "{\"q_lora_rank\":null}").q_lora_rank, 0);
     cr_expect_eq(config_read(deepseek, "{\"num_key_value_heads\":null}").num_query_groups, 3);
+}
+
+/* Source: transformers 5.24, configuration_deepseek_v2.py. */
+Test(config_mla, deepseek_v2_has_the_defaults_of_its_class)
+{
+    assay_model_config c = config_read(v2, "{\"rms_norm_eps\":1e-5}");
+    expect_widths(&c, 12);
+    cr_expect(c.layernorm_epsilon == 1e-5 && c.mla_layernorm_epsilon == 1e-6,
+              "the class does not tell its inner norms");
+    cr_expect(c.max_position_embeddings == 2048 && c.rotary_base == 1e4 && !c.tie_word_embeddings);
+    cr_expect(c.mlp[0] == ASSAY_MLP_MOE && c.mlp[3] == ASSAY_MLP_MOE, "first_k_dense_replace 0");
+    cr_expect(c.moe_router_score_function == ASSAY_SCORE_SOFTMAX && c.moe_router_pre_softmax &&
+              !c.moe_router_enable_expert_bias && !c.norm_topk_prob &&
+              c.moe_router_topk_scaling_factor == 1.0);
+    cr_expect(c.moe_shared_expert_intermediate_size == 14 && !c.moe_shared_expert_gate, "two shared experts");
+    cr_expect(c.moe_router_num_groups == 0 && c.moe_router_topk == 4);
+    cr_expect_eq(config_read(v2, "{\"q_lora_rank\":null}").q_lora_rank, 0);
+}
+
+Test(config_mla, groups_of_deepseek_v2_are_those_of_its_topk_method)
+{
+    assay_model_config c = config_read(v2, "{" LIMITED ",\"routed_scaling_factor\":16}");
+    cr_expect(c.moe_router_num_groups == 4 && c.moe_router_group_topk == 3 &&
+              c.moe_router_topk_scaling_factor == 16.0);
+    /* greedy reads none, whatever is beside it */
+    cr_expect_eq(
+        config_read(v2, "{\"topk_method\":\"greedy\",\"n_group\":4,\"topk_group\":1}").moe_router_num_groups,
+        0);
+    cr_expect_eq(config_read(v2, "{\"n_group\":null,\"topk_group\":null}").moe_router_num_groups, 0);
+    cr_expect_eq(config_read(v2, "{\"topk_method\":\"group_limited_greedy\",\"n_group\":1,\"topk_group\":1}")
+                     .moe_router_num_groups,
+                 0);
 }
 
 Test(config_mla, experts_of_deepseek_v3)
@@ -150,6 +189,19 @@ Test(config_mla, wrong_files_are_refused_by_name)
          "num_experts_per_tok 3 of topk_group 2 groups: a group's score is the sum of its best 1"},
         {deepseek, "{\"topk_group\":1}", ASSAY_UNSUPPORTED,
          "the sum of its best 4 where deepseek_v3 takes 2"},
+        {v2, "{\"-\":[\"num_experts_per_tok\"]}", ASSAY_FORMAT, "num_experts_per_tok: missing"},
+        {v2, "{\"topk_method\":\"group_limited_greedy\"}", ASSAY_FORMAT, "n_group: missing"},
+        {v2, "{" LIMITED ",\"num_experts_per_tok\":6}", ASSAY_UNSUPPORTED,
+         "the sum of its best 2 where deepseek_v2 takes 1"},
+        {v2, "{\"topk_method\":\"noaux_tc\"}", ASSAY_UNSUPPORTED,
+         "topk_method: deepseek_v2 computes greedy or group_limited_greedy, found noaux_tc"},
+        {v2, "{\"topk_method\":null}", ASSAY_UNSUPPORTED, "found no string"},
+        {v2, "{\"scoring_func\":\"sigmoid\"}", ASSAY_UNSUPPORTED, "deepseek_v2 computes softmax"},
+        {v2, "{\"norm_topk_prob\":true}", ASSAY_UNSUPPORTED, "deepseek_v2 does not divide"},
+        {v2, "{\"norm_topk_prob\":null}", ASSAY_FORMAT, "norm_topk_prob: expected a value or nothing"},
+        {v2, "{\"rope_interleave\":false}", ASSAY_UNSUPPORTED, "rope_interleave: false"},
+        {v2, "{\"mlp_bias\":true}", ASSAY_UNSUPPORTED, "mlp_bias: deepseek_v2 has no such bias"},
+        {v2, "{\"head_dim\":10}", ASSAY_MISMATCH, "head_dim: deepseek_v2 takes qk_rope_head_dim, 4"},
         {deepseek, "{\"n_group\":3}", ASSAY_MISMATCH,
          "num_moe_experts 8 is not a multiple of moe_router_num_groups 3"},
         {own, "{\"multi_latent_attention\":1}", ASSAY_FORMAT,
@@ -221,6 +273,8 @@ Test(config_mla, configs_read_back_to_equal_structs)
                    "group\":1,\"routed_scaling_factor\":1.25,\"norm_topk_prob\":false}"},
         {deepseek, "{\"first_k_dense_replace\":0}"},
         {deepseek, "{\"first_k_dense_replace\":4}"},
+        {v2, "{}"},
+        {v2, "{" LIMITED ",\"first_k_dense_replace\":1,\"routed_scaling_factor\":16}"},
         {own, "{}"},
         {own, "{\"q_lora_rank\":0,\"mla_layernorm_epsilon\":0,\"num_moe_experts\":4,"
               "\"layer_is_moe\":[false,true,false,true]}"},

@@ -40,9 +40,10 @@ static const assay_name_match *find(const fixture *f, const char *theirs, assay_
 
 Test(names, every_tensor_of_every_class_has_a_row_in_every_state)
 {
-    static const char *const models[] = {"llama",       "llama_bias",    "mistral",  "mixtral",   "olmoe",
-                                         "qwen2",       "qwen2_moe",     "qwen3",    "qwen3_moe", "seed_oss",
-                                         "deepseek_v3", "deepseek_v3_q", "ministral"};
+    static const char *const models[] = {"llama",     "llama_bias",  "mistral",         "mixtral",
+                                         "olmoe",     "qwen2",       "qwen2_moe",       "qwen3",
+                                         "qwen3_moe", "seed_oss",    "deepseek_v3",     "deepseek_v3_q",
+                                         "ministral", "deepseek_v2", "deepseek_v2_lite"};
     for (size_t m = 0; m < sizeof models / sizeof *models; m++) {
         fixture f = open_names(models[m]);
         for (int64_t i = 0; i < f.spec->n_params; i++)

@@ -4,11 +4,11 @@
 #include "tests/support/core.h"
 #include <jansson.h>
 
-static const char *const golden_models[] = {
-    "llama",        "llama_bias",        "qwen2",         "qwen3",
-    "qwen3_moe",    "qwen3_moe_sparse2", "mixtral",       "mistral",
-    "qwen2_moe",    "qwen2_moe_window",  "seed_oss",      "olmoe",
-    "olmoe_noclip", "deepseek_v3",       "deepseek_v3_q", "ministral"};
+static const char *const golden_models[] = {"llama",        "llama_bias",        "qwen2",         "qwen3",
+                                            "qwen3_moe",    "qwen3_moe_sparse2", "mixtral",       "mistral",
+                                            "qwen2_moe",    "qwen2_moe_window",  "seed_oss",      "olmoe",
+                                            "olmoe_noclip", "deepseek_v3",       "deepseek_v3_q", "ministral",
+                                            "deepseek_v2",  "deepseek_v2_lite"};
 enum { N_GOLDEN = sizeof golden_models / sizeof golden_models[0] };
 
 /* A small model that has every kind of parameter and sizes that tell the axes apart. */

@@ -81,6 +81,12 @@ Test(engine_step, deepseek_v3_without_a_compressed_q_agrees_with_golden)
     forward_backward_golden("deepseek_v3_q");
 }
 
+Test(engine_step, deepseek_v2_agrees_with_golden)
+{
+    forward_backward_golden("deepseek_v2");
+    forward_backward_golden("deepseek_v2_lite");
+}
+
 Test(engine_step, yarn_agrees_with_golden)
 {
     forward_backward_golden("llama_yarn");

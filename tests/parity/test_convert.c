@@ -65,7 +65,7 @@ Test(convert, every_architecture_has_torch_s_bits)
             snprintf(from, sizeof from, MODELS "%s", model);
         }
     }
-    cr_expect_eq(models, 19);
+    cr_expect_eq(models, 21);
     json_decref(all);
 }
 
@@ -112,6 +112,6 @@ Test(convert, what_was_written_is_the_model_that_transformers_reads)
             assay_tensorfile_close(out);
         }
     }
-    cr_expect_eq(assay_tensorfile_count(golden), 36);
+    cr_expect_eq(assay_tensorfile_count(golden), 40);
     assay_tensorfile_close(golden);
 }

@@ -60,6 +60,16 @@ Test(ref_model, golden_mistral)
     check_model("mistral");
 }
 
+/* A group's score is its best expert's; what is chosen is not divided by its sum; yarn and whole queries. */
+Test(ref_model, golden_deepseek_v2)
+{
+    check_model("deepseek_v2");
+}
+Test(ref_model, golden_deepseek_v2_lite)
+{
+    check_model("deepseek_v2_lite");
+}
+
 /* A window on two of four layers, by layer_types. */
 Test(ref_model, golden_ministral)
 {

@@ -114,6 +114,11 @@ Test(ref_parallel, deepseek_v3_q_rows)
 {
     golden_law("deepseek_v3_q", two_rows, COUNT(two_rows));
 }
+Test(ref_parallel, deepseek_v2_rows)
+{
+    static const char *const layouts[] = {"dp2", "dp2,ep2", "pp3", "cp2,ep2", "dp2,ep2,zero3"};
+    golden_law("deepseek_v2", layouts, COUNT(layouts));
+}
 Test(ref_parallel, deepseek_v3_rows)
 {
     static const char *const layouts[] = {"dp2",     "dp2,ep2", "pp3",        "cp2",
