@@ -23,8 +23,9 @@ static double weight_of(const ref_pass *p, weight_kind kind, const assay_sequenc
         for (int64_t b = 0; b < share->n_rows; b++)
             n += targets[assay_sequence_position(held, i) * e->batch + share->first_row + b] !=
                  ASSAY_IGNORE_INDEX;
-    return 1.0 / ((double)e->run->batches->microbatches * (double)e->run->objective->p.context_parallel_size *
-                  (double)(n > 0 ? n : 1));
+    const assay_parallel_config *o = &e->run->objective->p;
+    const int ranks = o->context_parallel_size * (share->rows_split ? o->data_parallel_size : 1);
+    return 1.0 / ((double)e->run->batches->microbatches * (double)ranks * (double)(n > 0 ? n : 1));
 }
 
 /* Auxiliary losses by sequence-parallel pieces, targets by what a context-parallel rank holds. */

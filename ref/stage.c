@@ -101,7 +101,7 @@ static assay_status cross_entropy_fwd(ref_pass *p, ref_stage_acts *a)
 }
 
 /* The weight of a target of rank r's microbatch in the objective.  Megatron-LM takes the mean over the positions of a
- * context-parallel rank, and the mean of these means. */
+ * context-parallel rank, and the mean of these means: of those of dp, too, where they share a microbatch. */
 static double target_weight(const ref_pass *p, const ref_stage_acts *a, int r)
 {
     const assay_batches *b = p->e->run->batches;
@@ -113,7 +113,8 @@ static double target_weight(const ref_pass *p, const ref_stage_acts *a, int r)
         int64_t local = 0;
         for (int64_t t = 0; t < targets->rows; t++)
             local += targets->x[t] != ASSAY_IGNORE_INDEX;
-        return 1.0 / ((double)b->microbatches * (double)cp * (double)(local > 0 ? local : 1));
+        const int ranks = cp * (p->ranks[r].share.rows_split ? p->e->grid.p.data_parallel_size : 1);
+        return 1.0 / ((double)b->microbatches * (double)ranks * (double)(local > 0 ? local : 1));
     }
     const int64_t n = ref_microbatch_targets(b, p->step, ref_pass_microbatch(p, r));
     return 1.0 / ((double)b->microbatches * (double)(n > 0 ? n : 1));

@@ -135,7 +135,7 @@ static int64_t local_targets(const pipeline *p, int64_t microbatch)
 }
 
 /* The weight of a target of the microbatch in the objective.  Megatron-LM takes the mean over the positions of a
- * context-parallel rank, and the mean of these means. */
+ * context-parallel rank, and the mean of these means: of those of dp, too, where they share a microbatch. */
 static double loss_scale(const pipeline *p, int64_t microbatch)
 {
     const gpu_model *m = p->m;
@@ -144,7 +144,8 @@ static double loss_scale(const pipeline *p, int64_t microbatch)
     const bool local = m->options->semantics == ASSAY_SEMANTICS_MEGATRON && m->cp > 1;
     const int64_t n =
         local ? local_targets(p, microbatch) : gpu_microbatch_targets(p->batches, p->step, microbatch);
-    return 1.0 / ((double)m->step_microbatches * (double)(local ? m->cp : 1) * (double)(n > 0 ? n : 1));
+    const int ranks = m->cp * (m->rows_split ? m->grid->p.data_parallel_size : 1);
+    return 1.0 / ((double)m->step_microbatches * (double)(local ? ranks : 1) * (double)(n > 0 ? n : 1));
 }
 
 /* Readies the place of the microbatch, with room for what the virtual stage before sends. */

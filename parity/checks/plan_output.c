@@ -44,7 +44,8 @@ static double target_weight(const plan *p)
         return 1.0 / (double)p->n_targets;
     if (o->semantics == ASSAY_SEMANTICS_MEGATRON && p->cp > 1) {
         const int64_t here = targets_here(p);
-        return 1.0 / ((double)b->microbatches * (double)p->cp * (double)(here > 0 ? here : 1));
+        const int ranks = p->cp * (p->share.rows_split ? p->job->grid->p.data_parallel_size : 1);
+        return 1.0 / ((double)b->microbatches * (double)ranks * (double)(here > 0 ? here : 1));
     }
     const int64_t n = plan_targets(b, p->step, p->microbatch);
     return 1.0 / ((double)b->microbatches * (double)(n > 0 ? n : 1));

@@ -287,6 +287,26 @@ Test(ref_parallel, context_rows)
     check_law(&c, cp_layouts, COUNT(cp_layouts));
 }
 
+/* Where all ranks have as many targets the mean of their means is the mean, also of ranks that share a microbatch. */
+Test(ref_parallel, means_of_ranks_with_as_many_targets)
+{
+    static const char *const layouts[] = {"cp2", "cp2,dp2", "tp2,sp,cp2,a2a,dp2"};
+    model_case c;
+    ref_run_result whole;
+    open_drawn(&c, tied_moe, 2, 3, 2, 8);
+    set_options(&c);
+    c.batches.shifted = true;
+    for (int64_t i = 0; i < 2 * 3 * 2 * 8; i++)
+        c.batches.labels[i] = c.batches.labels[i] == ASSAY_IGNORE_INDEX ? 3 : c.batches.labels[i];
+    c.options.semantics = ASSAY_SEMANTICS_MEGATRON;
+    c.options.calculate_per_token_loss = false;
+    require_ok(ref_run(&c.run, c.weights, &whole), "alone");
+    for (int i = 0; i < COUNT(layouts); i++)
+        expect_layout(&c, &whole, layouts[i]);
+    ref_run_result_free(&whole);
+    close_case(&c);
+}
+
 /* Fewer positions than chunks: ranks with one empty chunk, or with no position at all. */
 Test(ref_parallel, context_of_few_positions)
 {
