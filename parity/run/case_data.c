@@ -139,6 +139,18 @@ static void mask_or_not(const parity_case *c, int64_t i, int64_t *ids, int64_t *
                     : 0;
 }
 
+/* Megatron-LM's form has a mask beside the labels, which are ids everywhere. */
+static assay_status take_mask(const parity_case *c, int64_t count, int64_t *labels, int64_t **mask)
+{
+    *mask = malloc((size_t)count * sizeof **mask);
+    ASSAY_CHECK(*mask != NULL, ASSAY_OUT_OF_MEMORY, "%s: %" PRId64 " tokens", c->file, count);
+    for (int64_t i = 0; i < count; i++) {
+        (*mask)[i] = labels[i] != ASSAY_IGNORE_INDEX;
+        labels[i] = (*mask)[i] ? labels[i] : 0;
+    }
+    return ASSAY_OK;
+}
+
 assay_status parity_case_write_batches(const parity_case *c, const assay_dataset *data, int64_t vocab,
                                        const char *path)
 {
@@ -146,7 +158,7 @@ assay_status parity_case_write_batches(const parity_case *c, const assay_dataset
     const int64_t *shape = c->steps > 0 ? all : all + 2, s = c->seq_length;
     const int ndim = c->steps > 0 ? 4 : 2;
     int64_t count = 0, n_boundary = 0;
-    int64_t *ids = NULL, *labels = NULL, *boundary = NULL, *positions = NULL;
+    int64_t *ids = NULL, *labels = NULL, *boundary = NULL, *positions = NULL, *mask = NULL;
     assay_tensorwriter *w = NULL;
     assay_status st = ASSAY_OK;
     ASSAY_CHECK(assay_shape_count(shape, ndim, &count) && count < INT64_MAX / 16, ASSAY_INVALID_ARGUMENT,
@@ -169,8 +181,14 @@ assay_status parity_case_write_batches(const parity_case *c, const assay_dataset
         if (is_without_targets(c, i))
             labels[i] = ASSAY_IGNORE_INDEX;
     ASSAY_TRY_GOTO(put_boundaries(c, boundary, n_boundary, positions, ids, labels), st, done);
+    if (c->shifted)
+        ASSAY_TRY_GOTO(take_mask(c, count, labels, &mask), st, done);
     ASSAY_TRY_GOTO(assay_tensorwriter_create(&w, path), st, done);
-    ASSAY_TRY_GOTO(assay_tensorwriter_add_ref(w, "input_ids", ASSAY_I64, shape, ndim, ids), st, done);
+    ASSAY_TRY_GOTO(
+        assay_tensorwriter_add_ref(w, c->shifted ? "tokens" : "input_ids", ASSAY_I64, shape, ndim, ids), st,
+        done);
+    if (mask != NULL)
+        ASSAY_TRY_GOTO(assay_tensorwriter_add_ref(w, "loss_mask", ASSAY_I64, shape, ndim, mask), st, done);
     ASSAY_TRY_GOTO(assay_tensorwriter_add_ref(w, "labels", ASSAY_I64, shape, ndim, labels), st, done);
     if (positions != NULL)
         ASSAY_TRY_GOTO(assay_tensorwriter_add_ref(w, "position_ids", ASSAY_I64, shape, ndim, positions), st,
@@ -179,6 +197,7 @@ assay_status parity_case_write_batches(const parity_case *c, const assay_dataset
 done:
     assay_tensorwriter_destroy(w);
     free(boundary);
+    free(mask);
     free(positions);
     free(labels);
     free(ids);

@@ -47,6 +47,7 @@ static assay_status read_data(const json_t *root, parity_case *c)
                                           "masked_microbatch",
                                           "packing",
                                           "pad_seq_to_mult",
+                                          "shifted",
                                           NULL};
     char what[ASSAY_PATH + 16];
     snprintf(what, sizeof what, "%s: data", c->file);
@@ -70,6 +71,7 @@ static assay_status read_data(const json_t *root, parity_case *c)
     ASSAY_TRY(assay_json_get_i64(data, "seq_length", true, 2, 1 << 24, what, &c->seq_length));
     c->pad_seq_to_mult = 1;
     ASSAY_TRY(assay_json_get_bool(data, "packing", false, what, &c->packing));
+    ASSAY_TRY(assay_json_get_bool(data, "shifted", false, what, &c->shifted));
     ASSAY_TRY(
         assay_json_get_i64(data, "pad_seq_to_mult", false, 1, c->seq_length, what, &c->pad_seq_to_mult));
     ASSAY_CHECK(c->packing || c->pad_seq_to_mult == 1, ASSAY_INVALID_ARGUMENT,

@@ -30,6 +30,7 @@ typedef struct parity_case {
     int64_t masked_microbatch; /* of every step, without any target; -1: none */
     bool packing;              /* rows of several documents */
     int64_t pad_seq_to_mult;   /* each with padding behind it up to a multiple of this */
+    bool shifted;              /* Megatron-LM's form: tokens, targets where they stand, loss_mask */
     int n_layouts;
     char layouts[PARITY_MAX_LAYOUTS][ASSAY_LAYOUT_TEXT];
     int n_precisions;

@@ -111,6 +111,25 @@ Test(case_data, a_microbatch_without_any_target)
     }
 }
 
+/* Megatron-LM's form says the same of every token: its labels are the targets where they stand, its mask which of them count. */
+Test(case_data, in_megatrons_form_the_same_tokens_and_labels)
+{
+    parity_case *c = case_of(false);
+    assay_batches b[2];
+    for (int shifted = 0; shifted < 2; shifted++) {
+        c->shifted = shifted;
+        cr_assert_eq(parity_case_write_batches(c, NULL, VOCAB, batch), ASSAY_OK, "%s", assay_error_message());
+        cr_assert_eq(assay_batches_open(&b[shifted], batch, VOCAB), ASSAY_OK, "%s", assay_error_message());
+        cr_expect_eq(b[shifted].shifted, shifted);
+    }
+    const size_t bytes = (size_t)(b[0].steps * b[0].microbatches * b[0].b * b[0].s) * sizeof(int64_t);
+    cr_expect_arr_eq(b[0].input_ids, b[1].input_ids, bytes);
+    cr_expect_arr_eq(b[0].labels, b[1].labels, bytes);
+    for (int shifted = 0; shifted < 2; shifted++)
+        assay_batches_close(&b[shifted]);
+    free(c);
+}
+
 Test(case_data, text_alone_lacks_them)
 {
     parity_case *c = case_of(true);
