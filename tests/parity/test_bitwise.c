@@ -105,3 +105,49 @@ Test(parity_bitwise, result_files_are_compared_by_name)
     remove_path(b);
     remove_path(a);
 }
+
+/* A series of two steps and three tensors of a parameter, each at another number in a changed file. */
+static void write_result(const char *path, float loss, const float *last)
+{
+    static const char *const names[] = {"exp_avg.w", "grad.w", "weight.w"};
+    assay_tensorwriter *w;
+    const int64_t shape[1] = {2};
+    const float series[2] = {loss, last[0]};
+    must(assay_tensorwriter_create(&w, path));
+    must(assay_tensorwriter_add_copy(w, "aux_loss", ASSAY_F32, shape, 1, series));
+    for (int i = 0; i < 3; i++) {
+        const float data[2] = {1, last[i + 1]};
+        must(assay_tensorwriter_add_copy(w, names[i], ASSAY_F32, shape, 1, data));
+    }
+    must(assay_tensorwriter_finish(w));
+    assay_tensorwriter_destroy(w);
+}
+
+/* What differed first in the run is named first, whatever its name: the first step's forward, then its gradients. */
+Test(parity_bitwise, what_a_run_makes_first_is_told_first)
+{
+    static const struct {
+        float loss, last[4];
+        const char *first;
+    } rows[] = {
+        {5, {7, 7, 7, 7}, "aux_loss"},
+        {1, {7, 7, 7, 7}, "grad.w"},
+        {1, {7, 7, 2, 7}, "aux_loss"},
+        {1, {2, 7, 2, 7}, "exp_avg.w"},
+    };
+    static const float right[4] = {2, 2, 2, 2};
+    char a[256], b[256];
+    fresh_path(a, "a.safetensors");
+    fresh_path(b, "b.safetensors");
+    write_result(a, 1, right);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        parity_report *r = new_report();
+        write_result(b, rows[i].loss, rows[i].last);
+        must(parity_check_bitwise_files(a, b, "repeat", r));
+        cr_expect_str_eq(first_failure(r)->tensor, rows[i].first, "row %zu: %s", i, first_failure(r)->tensor);
+        cr_expect_eq(parity_report_count(r), 4, "row %zu", i);
+        parity_report_destroy(r);
+    }
+    remove_path(b);
+    remove_path(a);
+}
