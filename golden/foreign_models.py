@@ -60,11 +60,12 @@ def wrap(model, mode, world=1):
     """(what is called, the model that is traced)"""
     if mode == "ddp":
         model = torch.nn.parallel.DistributedDataParallel(model)
-    elif mode == "fsdp2":
-        from torch.distributed.fsdp import fully_shard
+    elif mode in ("fsdp2", "fsdp2_bf16"):
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if mode == "fsdp2_bf16" else MixedPrecisionPolicy()
         for layer in model.model.layers:
-            fully_shard(layer)
-        fully_shard(model)
+            fully_shard(layer, mp_policy=policy)
+        fully_shard(model, mp_policy=policy)
     elif mode == "tp":
         tensor_parallel(model, world)
     elif mode == "compile":

@@ -47,7 +47,7 @@ class Tracer:
         self.dp_rank, self.dp = data_parallel(model)
         if microbatches is not None and self.dp > 1:  # each averages over its own batches, and the reduction over ranks
             index.setdefault("gradient_scale", 1.0 / self.dp)
-        self.autocast = Autocast(self, "precision" in index)
+        self.autocast = Autocast(self, model, "precision" in index)
         index.setdefault("precision", of_parameters(model))
         self.bare = next((m for m in model.modules() if hasattr(getattr(m, "config", None), "to_json_string")), model)
         config = self.model_config()
@@ -369,7 +369,7 @@ class Tracer:
 
             def gradient(g):
                 self.backward_reaches(microbatch)
-                if self.active(name):
+                if g is not None and self.active(name):  # a compiled graph gives none to outputs that nobody reads
                     self.tensor(name + ".grad", g, "backward", microbatch)
 
             out.register_hook(gradient)

@@ -167,6 +167,10 @@ class Training(unittest.TestCase):
         trace = self.says(1, "autocast to bfloat16 in 1 of 15 products, the first lm_head", plant=one)
         self.assertEqual(json.loads((trace / "index.json").read_text())["precision"], "fp32")
 
+    def test_a_compiled_model_trains_while_it_is_recorded(self):
+        """A compiled graph hands no gradient (None) to outputs that nobody reads."""
+        self.says(0, "RIGHT", wrap=lambda m: torch.compile(m, backend="aot_eager"))
+
     def test_one_batch_in_every_microbatch(self):
         ids = batch(0)
         self.says(0, "RIGHT", forward=lambda m, n: m(input_ids=ids, labels=ids).loss)
@@ -237,7 +241,7 @@ class Training(unittest.TestCase):
         self.says(0, "RIGHT", forward=lambda m, n: m(input_ids=batch(n), position_ids=plain, labels=batch(n)).loss)
 
     def test_ranks(self):
-        for mode in ("ddp", "fsdp2"):
+        for mode in ("ddp", "fsdp2", "fsdp2_bf16"):
             for before, code, word in ((clip, 0, "RIGHT"), (clip_each, 1, "clipped one by one")):
                 folder = self.folder / f"{mode}_{code}"
                 folder.mkdir()
@@ -245,6 +249,8 @@ class Training(unittest.TestCase):
                 found, text = verdict(folder)
                 self.assertEqual(found, code, text)
                 self.assertIn(word, text)
+                precision = json.loads((folder / "trace" / "index.json").read_text())["precision"]
+                self.assertEqual(precision, "bf16" if mode == "fsdp2_bf16" else "fp32")
 
 
 if __name__ == "__main__":
