@@ -228,6 +228,7 @@ assay_status parity_check_run(const char *trace, const char *model, const char *
     ASSAY_TRY_GOTO(check_weights(&c), st, done);
     ASSAY_TRY_GOTO(check_attributes(&c), st, done);
     ASSAY_TRY_GOTO(check_continuity(&c), st, done);
+    ASSAY_TRY_GOTO(check_replicas(&c), st, done);
     ASSAY_TRY_GOTO(check_missing(&c), st, done);
     ASSAY_TRY_GOTO(check_operations(&c), st, done);
     ASSAY_TRY_GOTO(check_gradients(&c), st, done);

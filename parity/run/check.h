@@ -53,6 +53,8 @@ assay_status check_attributes(check_state *c);
 assay_status check_weights(check_state *c);
 /* check_continuity.c: no reference is asked: weights, masters, moments and step numbers of consecutive recorded steps. */
 assay_status check_continuity(check_state *c);
+/* check_replicas.c: ranks that hold the same piece of a parameter step it alike. */
+assay_status check_replicas(check_state *c);
 /* check_missing.c: parameters without a gradient, where others have one, and gradients that no optimizer takes. */
 assay_status check_missing(check_state *c);
 assay_status check_operations(check_state *c);
