@@ -94,6 +94,11 @@ class Gradients:
         return (p.grad is not None and p.grad._version != version and p.grad.shape == g.shape and not torch.equal(p.grad, g)
                 and bool((p.grad != 0).any()))
 
+    def changed_of(self, parameters):
+        """Names of those whose gradient is no more what the last backward left."""
+        kept = [self.kept[id(p)] for p in parameters if id(p) in self.kept]
+        return [self.t.names[id(p)] for p, g, version in kept if self.changed(p, g, version)]
+
     def say(self, n, changed, unread):
         if self.backwards and n == 0 and any(p.requires_grad for p in self.t.model.parameters()):
             self.t.incomplete("the run had backwards, and no gradient of a parameter was recorded")

@@ -44,6 +44,8 @@ class Steps:
         if gone:
             self.t.incomplete(f"{name} finds no gradient of {len(gone)} parameters that had one after the backward, the first {gone[0]}: "
                               "they are not updated")
+        if getattr(optimizer, "grad_scale", None) is not None:  # a fused kernel, which divides there
+            self.t.scaler.before_unscaling(optimizer)
         self.t.parameters.read.update(id(p) for _, p, n in mine if p.grad is not None or n in gone)
         return True
 
@@ -51,7 +53,12 @@ class Steps:
         if self.step(optimizer, args, kwargs):
             for _, p, name in self.mine(optimizer):
                 if p.grad is not None and p.grad.layout == torch.strided:
-                    self.t.state(f"{name}.grad", p.grad)
+                    self.t.state(f"{name}.grad", self.read(optimizer, p))
+
+    def read(self, optimizer, p):
+        """The gradient behind a GradScaler's division, which fused kernels make themselves."""
+        scale = getattr(optimizer, "grad_scale", None)
+        return p.grad if scale is None else p.grad / scale
 
     def before_any(self, optimizer, args, kwargs):
         """Of an optimizer that nobody named; one of another model is none of ours."""
@@ -85,10 +92,9 @@ class AdamW(Steps):
             return
         if getattr(optimizer, "found_inf", None) is not None and float(optimizer.found_inf):
             return  # a GradScaler skips this step inside the fused kernel
-        scale = getattr(optimizer, "grad_scale", None)  # which divides there, too
         for _, p, name in self.each():
             s = self.optimizer.state.get(p, {})
-            zero, g = torch.zeros_like(p), p.grad if scale is None else p.grad / scale
+            zero, g = torch.zeros_like(p), self.read(optimizer, p)
             self.old[name] = [t.detach().clone() for t in (g, p, s.get("exp_avg", zero), s.get("exp_avg_sq", zero))]
 
     def after(self):

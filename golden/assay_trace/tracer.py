@@ -15,6 +15,7 @@ from .names import Filter, clean
 from .placement import is_cut, local_of
 from .precision import Autocast, of_parameters
 from .ranks import data_parallel, ranks
+from .scaler import Scaler
 from .writer import DTYPES, Writer
 
 RULES = (norms.RMSNorm, norms.LayerNorm, norms.SwiGLU, attention.RotaryEmbedding, attention.Attention, attention.LatentAttention, experts.Router, experts.Experts,
@@ -74,6 +75,7 @@ class Tracer:
         if microbatches is not None and self.dp == 1 and world > 1 and "gradient_scale" not in index:
             self.not_judged("microbatches", "neither DDP nor FSDP2 over one dimension: ranks are taken to share their batches")
         self.hook_modules(model)
+        self.scaler = Scaler(self)
         if operations or (operations is None and mode == "full"):
             self.follow_operations(model)
             self.rules_optimizer = optimizers.follow(self, optimizer)

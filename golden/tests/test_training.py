@@ -139,6 +139,29 @@ class Training(unittest.TestCase):
             self.assertEqual(r.returncode, 0, r.stdout)
             self.assertEqual(sum(x["op"] == "adamw" for x in operations(folder)), 21)
 
+    def test_the_factor_of_a_scaler(self):
+        """Divided out where it was seen; clipping with it in the gradients shows in nothing that is read later."""
+        for fused in (False, True):
+            for clips, code, word in (("none", 0, "RIGHT"), ("behind", 0, "clipped from a norm of"),
+                                      ("before", 2, "of 21 parameters were changed before the GradScaler's unscale_")):
+                folder = self.folder / f"factor_{fused}_{clips}"
+                model = models.build("llama")
+                model.save_pretrained(folder / "model")
+                scaler, o = torch.amp.GradScaler("cpu", init_scale=1024.0), torch.optim.Adam(model.parameters(), lr=1e-3, fused=fused)
+                trace = assay_trace.attach(model, str(folder / "trace"), optimizer=o)
+                with trace.step():
+                    scaler.scale(model(input_ids=batch(0), labels=batch(0)).loss).backward()
+                    if clips == "behind":
+                        scaler.unscale_(o)
+                    if clips != "none":
+                        clip(model)
+                    scaler.step(o)
+                    scaler.update()
+                trace.close()
+                found, text = verdict(folder)
+                self.assertEqual(found, code, text)
+                self.assertIn(word, text)
+
     def test_what_is_not_judged_is_in_the_trace(self):
         self.says(0, "note: not judged: Adam: only AdamW's steps are recorded", "(What was not judged is listed above.)", optimizer="Adam",
                   options={"weight_decay": 0.1})

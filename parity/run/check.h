@@ -69,6 +69,8 @@ assay_status check_values(const parity_index *x, const char *name, assay_phase p
 assay_status check_loss_factor(const check_state *c, const parity_entry *e, double *factor);
 /* Which mean the run's gradients are of, which the reference takes; a run of neither fails. */
 assay_status check_loss_scale(check_state *c);
+/* What a GradScaler multiplied the losses of a step by, as the recorder saw it (`grad_scaler.scale`); 1: none did. */
+assay_status check_scaler(const check_state *c, int64_t step, double *scale);
 /* check_targets.c: whether targets stand where the model is asked for them. */
 void check_targets(check_state *c);
 /* What a loss that is wrong looks like: other shifts of the labels, a factor; "": nothing known. */

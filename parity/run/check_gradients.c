@@ -18,6 +18,7 @@ typedef struct gradient_step {
     int64_t step, n;
     gradient_pair *pairs;
     double unit, factor, norm; /* of the finest dtype among them; of what the backward left */
+    double scale;              /* of the losses, which the optimizer does not read */
 } gradient_step;
 
 /* Of rank 0, ascending steps. */
@@ -268,11 +269,20 @@ static assay_status judge(check_state *c, gradient_step *s, gradient_factors *fi
         judge_uneven(c, s, n_off);
         return ASSAY_OK;
     }
-    if (s->factor > 1.0 + close || s->factor <= 0.0) {
+    ASSAY_TRY(check_scaler(c, s->step, &s->scale));
+    const double factor = s->factor * s->scale;
+    if (s->scale != 1.0 && (factor > 1.0 + close || factor <= 0.0)) {
+        snprintf(
+            text, sizeof text,
+            "are %.6g times those of the backward, expected %.6g or less: a GradScaler multiplied the losses "
+            "by %.6g, and its unscaling was left out",
+            s->factor, 1.0 / s->scale, s->scale);
+        finding(c, s, text);
+    } else if (factor > 1.0 + close || factor <= 0.0) {
         snprintf(text, sizeof text,
                  "are %.6g times those of the backward: clipping makes them smaller, and no more", s->factor);
         finding(c, s, text);
-    } else if (s->factor < 1.0 - close && first->n_clipped++ == 0) {
+    } else if (factor < 1.0 - close && first->n_clipped++ == 0) {
         first->clipped = *s;
     }
     return judge_beside_first(c, s, close, first);
@@ -316,8 +326,8 @@ static void note_clipping(check_state *c, const gradient_factors *f)
     if (f->n_clipped > 1)
         snprintf(more, sizeof more, "; %lld more like it", (long long)(f->n_clipped - 1));
     if (assay_trace_world(c->trace) == 1)
-        snprintf(norm, sizeof norm, ": clipped from a norm of %.6g to %.6g", f->clipped.norm,
-                 f->clipped.factor * f->clipped.norm);
+        snprintf(norm, sizeof norm, ": clipped from a norm of %.6g to %.6g",
+                 f->clipped.norm / f->clipped.scale, f->clipped.factor * f->clipped.norm);
     if (f->n_clipped > 0)
         check_note(c, "rank %d, step %lld: the optimizer read %.6g times the gradients of the backward%s%s",
                    f->clipped.rank, (long long)f->clipped.step, f->clipped.factor, norm, more);

@@ -27,6 +27,16 @@ done:
     return st;
 }
 
+assay_status check_scaler(const check_state *c, int64_t step, double *scale)
+{
+    double *found = NULL;
+    int64_t n;
+    ASSAY_TRY(check_values(c->index, "grad_scaler.scale", ASSAY_PHASE_OPTIMIZER, step, -1, &found, &n));
+    *scale = n == 1 && isfinite(found[0]) && found[0] > 0.0 ? found[0] : 1.0;
+    free(found);
+    return ASSAY_OK;
+}
+
 /* --- what a loss looks like --------------------------------------------------------------------------------- */
 
 static double cross_entropy(const double *logits, int64_t vocab, int64_t target)
@@ -179,14 +189,25 @@ static double wanted_weight(const check_state *c, int64_t microbatch, bool means
                  : (double)c->reference->microbatches[microbatch].targets / (double)all_targets(c);
 }
 
-/* What arrives at the model's loss, in units of the reduction over data-parallel ranks; NAN: not recorded. */
+/* What a gradient of this run is multiplied by to be the objective's: by the reduction over data-parallel ranks, by a scaler's
+ * unscaling. */
+static assay_status units(const check_state *c, double *factor)
+{
+    double scale;
+    ASSAY_TRY(check_scaler(c, c->reference->step, &scale));
+    *factor = diff_gradient_scale(c->trace) / scale;
+    return ASSAY_OK;
+}
+
+/* What arrives at the model's loss, in these units; NAN: not recorded. */
 static assay_status arriving(const check_state *c, int64_t microbatch, double *out)
 {
-    double *gradient = NULL;
+    double *gradient = NULL, factor;
     int64_t n;
+    ASSAY_TRY(units(c, &factor));
     ASSAY_TRY(check_values(c->index, "loss.grad", ASSAY_PHASE_BACKWARD, c->reference->step, microbatch,
                            &gradient, &n));
-    *out = n == 1 ? diff_gradient_scale(c->trace) * gradient[0] : (double)NAN;
+    *out = n == 1 ? factor * gradient[0] : (double)NAN;
     free(gradient);
     return ASSAY_OK;
 }
@@ -198,13 +219,13 @@ static assay_status found_weight(const check_state *c, int64_t microbatch, doubl
     const parity_reference *r = c->reference;
     const assay_trace_op *op = parity_reference_op(c->trace, "cross_entropy_bwd", r->step, microbatch);
     const json_t *scale = op != NULL ? json_object_get(op->attrs, "scale") : NULL;
-    double *logits = NULL, *loss = NULL;
+    double *logits = NULL, *loss = NULL, factor;
     int64_t n = 0;
     bool recorded;
     assay_status st = ASSAY_OK;
+    ASSAY_TRY(units(c, &factor));
     if (json_is_number(scale)) {
-        *weight = diff_gradient_scale(c->trace) * json_number_value(scale) *
-                  (double)r->microbatches[microbatch].targets;
+        *weight = factor * json_number_value(scale) * (double)r->microbatches[microbatch].targets;
         return ASSAY_OK;
     }
     ASSAY_TRY(arriving(c, microbatch, weight));

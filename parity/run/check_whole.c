@@ -154,12 +154,21 @@ static assay_status confirm_labels(check_state *c, const diff_compare *d)
     return ASSAY_OK;
 }
 
+/* 0: nothing.  What the backward left is scaled, what the optimizer took is not. */
+static double factor_of(assay_phase phase, double clip, double scale)
+{
+    const bool scaled =
+        phase == ASSAY_PHASE_BACKWARD || phase == ASSAY_PHASE_GRAD || phase == ASSAY_PHASE_REDUCED_GRAD;
+    return phase == ASSAY_PHASE_OPTIMIZER ? 1.0 / clip : scaled && scale != 1.0 ? 1.0 / scale : 0.0;
+}
+
 static assay_status compare_all(check_state *c, diff_compare *d)
 {
     assay_status st = ASSAY_OK;
     int64_t left_out = 0;
-    double clip;
+    double clip, scale;
     ASSAY_TRY(check_clip(c, &clip));
+    ASSAY_TRY(check_scaler(c, c->reference->step, &scale));
     const parity_entry **order = malloc(((size_t)c->index->n + 1) * sizeof *order);
     ASSAY_CHECK(order != NULL, ASSAY_OUT_OF_MEMORY, "order");
     for (int64_t i = 0; i < c->index->n; i++)
@@ -170,7 +179,7 @@ static assay_status compare_all(check_state *c, diff_compare *d)
         diff_pair p = {.e = order[i], .walked_is_second = true, .position = i};
         if (order[i]->step != c->reference->step || !check_as_gradient(c, order[i], &shifted))
             continue;
-        p.factor = order[i]->phase == ASSAY_PHASE_OPTIMIZER ? 1.0 / clip : 0.0;
+        p.factor = factor_of(order[i]->phase, clip, scale);
         p.o = parity_aligner_find(c->names, c->reference->truth_index, &shifted, &p.row);
         if (p.o == NULL || !parity_entry_assembles(p.e))
             continue;

@@ -16,8 +16,30 @@ static int check(const char *dir, bool json, char *text, size_t capacity)
     return code;
 }
 
-static double module_eps; /* above 0: model.norm holds this one */
+static double module_eps;       /* above 0: model.norm holds this one */
+static double loss_scale = 1.0; /* a power of two that the losses were multiplied by ... */
+static bool scale_recorded;     /* ... by a GradScaler that the recorder saw */
 typedef double (*change)(const char *name, int64_t i, double g);
+
+/* `from` times the scale of the losses, which is exact. */
+static void write_scaled(assay_trace_writer *w, const assay_trace_tensor *from)
+{
+    assay_trace_tensor to = *from;
+    char *values = malloc(from->bytes + 1);
+    const size_t size = from->dtype == ASSAY_BF16 ? 2 : 4;
+    cr_assert(from->dtype == ASSAY_BF16 || from->dtype == ASSAY_F32);
+    for (size_t k = 0; k < from->bytes / size; k++) {
+        unsigned bits = 0; /* the upper half of an F32 is a BF16 */
+        float x;
+        memcpy((char *)&bits + 4 - size, (const char *)from->data + size * k, size);
+        memcpy(&x, &bits, 4);
+        x *= (float)loss_scale;
+        memcpy(&bits, &x, 4);
+        memcpy(values + size * k, (const char *)&bits + 4 - size, size);
+    }
+    must(assay_trace_write_tensor(w, &to, values));
+    free(values);
+}
 
 /* The tensors of the honest run, and of each gradient of a parameter what `read` makes of it, rounded as it is stored. */
 static void write_run(char dir[256], change read, bool gradients)
@@ -34,8 +56,17 @@ static void write_run(char dir[256], change read, bool gradients)
     for (int64_t i = 0; i < assay_trace_n_tensors(t, 0); i++) {
         const assay_trace_tensor *from = assay_trace_tensor_at(t, 0, i);
         assay_trace_tensor to = *from;
-        if (from->phase != ASSAY_PHASE_GRAD || gradients)
+        if (loss_scale != 1.0 && (from->phase == ASSAY_PHASE_GRAD || from->phase == ASSAY_PHASE_BACKWARD))
+            write_scaled(w, from);
+        else if (from->phase != ASSAY_PHASE_GRAD || gradients)
             must(assay_trace_write_tensor(w, &to, from->data));
+    }
+    if (scale_recorded) {
+        const float scale = (float)loss_scale;
+        assay_trace_tensor by = {.phase = ASSAY_PHASE_OPTIMIZER, .microbatch = -1, .dtype = ASSAY_F32};
+        snprintf(by.name, sizeof by.name, "grad_scaler.scale");
+        assay_shard_whole(&by.shard, NULL, 0);
+        must(assay_trace_write_tensor(w, &by, &scale));
     }
     for (int64_t i = 0; i < assay_trace_n_tensors(t, 0) && read != NULL; i++) {
         const assay_trace_tensor *from = assay_trace_tensor_at(t, 0, i);
@@ -51,7 +82,7 @@ static void write_run(char dir[256], change read, bool gradients)
             memcpy(&stored, (const char *)from->data + 2 * k, 2);
             bits = (unsigned)stored << 16;
             memcpy(&x, &bits, 4);
-            x = (float)read(from->name, (int64_t)k, (double)x);
+            x = (float)read(from->name, (int64_t)k, loss_scale * (double)x);
             memcpy(&bits, &x, 4);
             values[k] = (unsigned short)((bits + 0x7fffU + (bits >> 16 & 1U)) >> 16);
         }
@@ -79,6 +110,15 @@ static double clipped(const char *name, int64_t i, double g)
 {
     (void)name, (void)i;
     return 0.03125 * 1.17 * g;
+}
+static double unscaled(const char *name, int64_t i, double g)
+{
+    (void)name, (void)i;
+    return g / 1024.0;
+}
+static double unscaled_and_clipped(const char *name, int64_t i, double g)
+{
+    return clipped(name, i, g) / 1024.0;
 }
 static double doubled(const char *name, int64_t i, double g)
 {
@@ -122,6 +162,30 @@ Test(parity_check_gradients, what_the_optimizer_read_is_judged)
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         char dir[256], text[16384];
+        write_run(dir, rows[i].read, true);
+        cr_expect_eq(check(dir, false, text, sizeof text), rows[i].code, "%zu: %s", i, text);
+        cr_expect(strstr(text, rows[i].word), "%zu: %s", i, text);
+        remove_path(dir);
+    }
+}
+
+Test(parity_check_gradients, what_a_scaler_multiplied_is_divided_out_and_must_be)
+{
+    static const struct {
+        bool recorded;
+        change read;
+        int code;
+        const char *word;
+    } rows[] = {
+        {true, unscaled, 0, "RIGHT"},
+        {true, unscaled_and_clipped, 0, "note: rank 0, step 0: the optimizer read 3.57"},
+        {true, same, 1, "a GradScaler multiplied the losses by 1024, and its unscaling was left out"},
+        {false, unscaled, 1, "the loss is scaled 1024 times"},
+    };
+    loss_scale = 1024.0;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char dir[256], text[16384];
+        scale_recorded = rows[i].recorded;
         write_run(dir, rows[i].read, true);
         cr_expect_eq(check(dir, false, text, sizeof text), rows[i].code, "%zu: %s", i, text);
         cr_expect(strstr(text, rows[i].word), "%zu: %s", i, text);
