@@ -2,6 +2,7 @@
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from .placement import is_cut
 from .rules import arithmetic
 
 
@@ -58,7 +59,10 @@ class Steps:
     def read(self, optimizer, p):
         """The gradient behind a GradScaler's division, which fused kernels make themselves."""
         scale = getattr(optimizer, "grad_scale", None)
-        return p.grad if scale is None else p.grad / scale
+        g = p.grad if scale is None else p.grad / scale
+        if is_cut(p) and g.placements != p.placements:  # an embedding by rows: its gradient comes whole
+            g = g.redistribute(placements=p.placements)
+        return g
 
     def before_any(self, optimizer, args, kwargs):
         """Of an optimizer that nobody named; one of another model is none of ours."""

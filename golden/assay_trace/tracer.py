@@ -12,7 +12,7 @@ from .functions import Functions
 from .gradients import Gradients
 from .microbatches import Microbatches
 from .names import Filter, clean
-from .placement import is_cut, local_of
+from .placement import TensorParallel, is_cut, local_of
 from .precision import Autocast, of_parameters
 from .ranks import data_parallel, ranks
 from .scaler import Scaler
@@ -75,7 +75,7 @@ class Tracer:
         if microbatches is not None and self.dp == 1 and world > 1 and "gradient_scale" not in index:
             self.not_judged("microbatches", "neither DDP nor FSDP2 over one dimension: ranks are taken to share their batches")
         self.hook_modules(model)
-        self.scaler = Scaler(self)
+        self.scaler, self.tensor_parallel = Scaler(self), TensorParallel(self, model)
         if operations or (operations is None and mode == "full"):
             self.follow_operations(model)
             self.rules_optimizer = optimizers.follow(self, optimizer)
@@ -118,6 +118,8 @@ class Tracer:
         if entry and entry[0]() is t and entry[1] == version and entry[3:] == (phase, microbatch):
             return entry[2]
         part, place = self.place(name, t)
+        if place is None and phase in ("forward", "backward") and microbatch >= 0:
+            place = self.tensor_parallel.place(name, t)
         number = self.writer.tensor(name, part, phase, self.step_number, microbatch, place, extra or None)
         self.known[key] = (weakref.ref(t), version, number, phase, microbatch)
         return number
@@ -125,6 +127,8 @@ class Tracer:
     def copy(self, name, t, phase="forward"):
         """A record of something made for the trace alone (another order of axes): never looked up again."""
         part, place = self.place(name, t)
+        if place is None:
+            place = self.tensor_parallel.place(name, t)
         return self.writer.tensor(name, part, phase, self.step_number, self.microbatch, place)
 
     def zeros(self, name, t):
@@ -407,6 +411,7 @@ class Tracer:
         self.microbatches.clear()
         self.known.clear()
         self.pending.clear()
+        self.tensor_parallel.clear()
         self.stack.clear()
         self.experts = None
         for entry in self.watched.values():

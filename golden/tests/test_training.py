@@ -76,6 +76,22 @@ def rank_of(rank, world, port, folder, mode, before):
     torch.distributed.destroy_process_group()
 
 
+def unsummed(model, world):
+    """Tensor parallelism whose last row-parallel product hands on its part of the sum."""
+    models.tensor_parallel(model, world)
+    down = model.model.layers[1].mlp.down_proj
+    down._forward_hooks.clear()
+    down.register_forward_hook(lambda m, a, out: out.to_local())
+    return model
+
+
+def tensor_parallel_rank(rank, world, port, folder, right):
+    models.start_rank(rank, world, port)
+    loop(folder, wrap=lambda m: models.wrap(m, "tp", world) if right else unsummed(m, world), rank=rank,
+         options={"foreach": False}, forward=lambda m, n: m(input_ids=batch(n - rank), labels=batch(n - rank)).loss)
+    torch.distributed.destroy_process_group()
+
+
 class Training(unittest.TestCase):
     def setUp(self):
         self.temporary = tempfile.TemporaryDirectory()
@@ -262,6 +278,17 @@ class Training(unittest.TestCase):
         self.says(1, "attention_fwd of model.layers.0.self_attn.core_attention, output o", forward=leaking)
         plain = torch.arange(11)[None].expand(2, -1)
         self.says(0, "RIGHT", forward=lambda m, n: m(input_ids=batch(n), position_ids=plain, labels=batch(n)).loss)
+
+    def test_tensor_parallel_ranks(self):
+        for right, code, word in ((True, 0, "RIGHT"), (False, 1, "differs from the reference is model.layers.1 = ")):
+            folder = self.folder / f"tp_{code}"
+            folder.mkdir()
+            torch.multiprocessing.spawn(tensor_parallel_rank, (2, models.free_port(), folder, right), nprocs=2)
+            found, text = verdict(folder)
+            self.assertEqual(found, code, text)
+            self.assertIn(word, text)
+            self.assertGreater(len([r for r in records(folder / "trace", 1) if r.get("name") == "model.layers.0.self_attn.q_proj"
+                                    and r.get("segments", [[]])[-1] == [[16, 16]]]), 0)
 
     def test_ranks(self):
         for mode in ("ddp", "fsdp2", "fsdp2_bf16"):
