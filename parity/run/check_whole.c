@@ -40,10 +40,11 @@ static assay_status report_failure(check_state *c, const diff_pair *p, const par
     if (why[0] == '\0')
         snprintf(why, sizeof why, "%s", r->diagnosis);
     char amount[PARITY_TEXT];
-    if (strncmp(r->message, "another shape", 13) != 0)
+    const bool apart = strstr(r->message, "replicas differ") != NULL;
+    if (!apart && strncmp(r->message, "another shape", 13) != 0)
         snprintf(amount, sizeof amount, "%.3g times what rounding explains (relative distance %.3g)",
                  r->ratio, s->relative);
-    else /* never compared: of another shape */
+    else /* never compared: of another shape, or ranks that hold one tensor and disagree */
         snprintf(amount, sizeof amount, "%.300s", r->message);
     check_fail(c, CHECK_WHOLE,
                "the first tensor that differs from the reference is %.150s = %.150s (phase %s, rank %d, step "

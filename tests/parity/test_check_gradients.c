@@ -193,6 +193,37 @@ Test(parity_check_gradients, what_a_scaler_multiplied_is_divided_out_and_must_be
     }
 }
 
+/* Two ranks with the tensors of the honest run, one of them with another norm. */
+Test(parity_check_gradients, ranks_that_disagree_in_one_tensor_say_so)
+{
+    char dir[256], text[16384];
+    static float other[1 << 14];
+    assay_trace *t;
+    must(assay_trace_open(&t, PLANTED "honest_llama", true));
+    fresh_path(dir, "t");
+    for (int rank = 0; rank < 2; rank++) {
+        assay_trace_writer *w;
+        json_t *header =
+            json_pack("{s:s,s:s,s:s}", "engine", "pytorch", "precision", "bf16", "names", "huggingface");
+        must(assay_trace_writer_open(&w, dir, rank, 2, header, false));
+        json_decref(header);
+        for (int64_t i = 0; i < assay_trace_n_tensors(t, 0); i++) {
+            assay_trace_tensor to = *assay_trace_tensor_at(t, 0, i);
+            const bool changed = rank == 1 && strcmp(to.name, "model.norm") == 0;
+            cr_assert(to.bytes <= sizeof other || !changed);
+            must(assay_trace_write_tensor(w, &to, changed ? (const void *)other : to.data));
+        }
+        must(assay_trace_writer_close(w));
+        assay_trace_writer_destroy(w);
+    }
+    assay_trace_close(t);
+    cr_expect_eq(check(dir, false, text, sizeof text), 1, "%s", text);
+    cr_expect(strstr(text, "WRONG: the first tensor that differs from the reference is model.norm = ") &&
+                  strstr(text, "replicas differ: rank 0 holds"),
+              "%s", text);
+    remove_path(dir);
+}
+
 Test(parity_check_gradients, a_run_without_gradients_of_parameters_is_not_checked)
 {
     char dir[256], text[16384];
