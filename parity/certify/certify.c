@@ -313,6 +313,8 @@ static assay_status try_library(const certify_options *o, const char *work, cert
     const bool done = board->done != 0, deterministic = certify_has_flag(out->subject, "deterministic");
     if (done && deterministic)
         ASSAY_TRY(certify_run_child(o, work, "threads", board));
+    if (done)
+        ASSAY_TRY(certify_races(o, work, board, out));
     const json_t *description = json_object_get(out->subject, "description");
     if (done && json_object_get(description, "device") != NULL &&
         !json_is_true(json_object_get(description, "simulator"))) {

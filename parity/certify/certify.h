@@ -17,6 +17,8 @@
     X(GUARDS, "guards", "nothing is read or written outside a tensor or the workspace")                      \
     X(SIMULATOR, "simulator",                                                                                \
       "the simulator reports nothing (barriers, masks; with assay-cc --races: races, uninitialized memory)") \
+    X(RACES, "races",                                                                                        \
+      "no two threads share memory unordered of which one writes, no kernel reads unwritten memory")         \
     X(PROBE, "probe", "matrix units and functions of the device are as the declared bounds take them")       \
     X(DEVICE, "device", "launches and copies on the device succeed, or their errors are returned")           \
     X(SANITIZER, "sanitizer", "compute-sanitizer reports nothing on a real device")                          \
@@ -114,7 +116,8 @@ typedef struct certify_result {
     json_t *not_tried;
     json_t *throughput; /* of a library on a device: information, NULL where it was not measured */
     char no_throughput[256];
-    bool stopped; /* --fail-fast: at something that does not hold; what follows was not tried */
+    char no_races[128]; /* why no call ran under the race checker; "": there is no word on it */
+    bool stopped;       /* --fail-fast: at something that does not hold; what follows was not tried */
     certify_plan plan;
     certify_board board;
     certify_output output[CERTIFY_OUTPUTS];
@@ -159,7 +162,7 @@ typedef struct certify_options {
     bool suggest, abi_header, atomics, fail_fast;
 } certify_options;
 assay_status certify_library(const certify_options *o, const char *work, certify_result *out);
-/* A board of a child in the folder, and what runs there: part "describe", "plain", "trial", "threads" or "time" to its end or the time
+/* A board of a child in the folder, and what runs there: part "describe", "plain", "trial", "threads", "races" or "time" to its end or the time
  * limit, with --fail-fast to the first call that leaves a finding; what went wrong with the process itself is a finding. */
 assay_status certify_make_board(const char *work, certify_board **out);
 void certify_free_board(certify_board *board);
@@ -170,6 +173,10 @@ assay_status certify_probe_device(const certify_options *o, const char *work, co
                                   const char *device, certify_result *r);
 /* device_sanitize.c: trial `sanitizer`: the exact calls again, under each tool of compute-sanitizer.  Nothing without it in PATH. */
 assay_status certify_sanitize(const certify_options *o, const char *work, certify_board *board);
+/* launch_races.c: trial `races` of a plain CUDA file in the simulator: it is compiled once more, with the race checker, and every size runs
+ * once.  Nothing where that cannot be made; out->no_races says why. */
+assay_status certify_races(const certify_options *o, const char *work, certify_board *board,
+                           certify_result *out);
 /* In a child: its streams go into `log`, it has a process group of its own, and ends with its parent. */
 void certify_enter_child(const char *log);
 /* launch.c: makes a library of `cu` and `launch` in the folder `work`, and `so` names it.  ASSAY_UNSUPPORTED: a slot that has no plain
@@ -180,6 +187,9 @@ assay_status certify_compiler(const certify_options *o, const char *work, char *
 /* `source` as a shared library; what the compiler says of an error goes to stderr. */
 assay_status certify_compile(const certify_options *o, const char *work, const char *source,
                              const char *library);
+/* The same for the simulator with the race checker.  *good: false where the compiler does not; its words are in `why`, shortened. */
+assay_status certify_compile_races(const char *work, const char *source, const char *library, bool *good,
+                                   char *why, size_t capacity);
 /* What the source includes of files that are not the system's, as a text of JSON in work/includes.json. */
 assay_status certify_compile_includes(const certify_options *o, const char *work, const char *source,
                                       const char *file);
@@ -241,7 +251,8 @@ assay_status certify_time_read(const char *text, int64_t *out);
 const char *certify_source_hash(void);
 
 /* --- trial.c: the child -------------------------------------------------------------------------------------------- */
-/* part: "describe" (writes description.json), "trial", "threads" (plain runs alone), "exact" (plain runs of lattice inputs, no answers), "time" (writes times.json).
+/* part: "describe" (writes description.json), "trial", "threads" (plain runs alone), "exact" (plain runs of lattice inputs, no answers), "races" (of every
+ * size, no answers), "time" (writes times.json).
  * Does not return. */
 int certify_child(const certify_options *o, const char *dir, const char *part);
 

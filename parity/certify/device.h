@@ -48,6 +48,7 @@ typedef struct certify_device {
     void (*last_report)(char *text, size_t bytes);
     void (*set_private)(
         int on);           /* the simulator's, or NULL: whether the host's code may not touch device memory */
+    bool checks_races;     /* the simulator's with the race checker */
     int inside;            /* ranks in run(), one of which runs */
     size_t kept;           /* bytes of device memory that the judge itself took during a call */
     void *stream;          /* of calls: one that the default stream does not wait for */

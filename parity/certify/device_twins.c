@@ -103,7 +103,7 @@ static bool name_twin(const device_call *x, const char *report, char *text, size
 
 void device_note_reports(const device_set *s, int64_t before)
 {
-    char report[320] = "", where[96] = "";
+    char report[480] = "", where[96] = ""; /* a race has two sides */
     if (s->d->reports == NULL)
         return;
     s->board->trial[CERTIFY_SIMULATOR].calls++;
@@ -112,9 +112,9 @@ void device_note_reports(const device_set *s, int64_t before)
     for (int i = 0; i < s->n && where[0] == '\0'; i++)
         if (name_twin(s->call[i], report, where, sizeof where)) {
             device_name(s, i);
-            certify_bad(s->board, CERTIFY_GUARDS, "%.250s%s, in %.400s", report, where, s->board->now);
+            certify_bad(s->board, CERTIFY_GUARDS, "%.440s%s, in %.400s", report, where, s->board->now);
         }
-    certify_bad(s->board, CERTIFY_SIMULATOR, "%.250s%s, in %.400s", report, where, s->board->now);
+    certify_bad(s->board, CERTIFY_SIMULATOR, "%.440s%s, in %.400s", report, where, s->board->now);
 }
 
 /* Nothing runs there any more, but in the simulator, which starts anew. */

@@ -149,6 +149,20 @@ assay_status certify_compile(const certify_options *o, const char *work, const c
     return ASSAY_OK;
 }
 
+assay_status certify_compile_races(const char *work, const char *source, const char *library, bool *good,
+                                   char *why, size_t capacity)
+{
+    char program[ASSAY_PATH], include[ASSAY_PATH], *text = NULL;
+    ASSAY_TRY(assay_sibling_program("assay-cc", program, ASSAY_PATH));
+    ASSAY_TRY(find_include(include));
+    ASSAY_TRY(run((const char *const[]){program, "-O2", "-shared", "--with-simulator", "--races", "-I",
+                                        include, "-o", library, source, NULL},
+                  work, &text, good));
+    snprintf(why, capacity, "%.*s", (int)strcspn(text, "\n"), text);
+    free(text);
+    return ASSAY_OK;
+}
+
 assay_status certify_compile_includes(const certify_options *o, const char *work, const char *source,
                                       const char *file)
 {

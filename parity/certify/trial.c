@@ -245,7 +245,16 @@ static assay_status try_taken(trial *t, const assay_trace *request, call_record 
     return trial_variations(t, request, r);
 }
 
-/* A lattice record's one run, for a tool that watches the process. */
+/* Whether a tool that watches the process sees this record: lattice inputs, and where the sizes themselves are looked at, those of one data
+ * mode. */
+static bool is_watched(const trial *t, const assay_trace_op *asked)
+{
+    char first[64];
+    const int n = snprintf(first, sizeof first, "local.%s.", parity_data_mode_name((parity_data_mode)0));
+    return parity_asked_on_lattice(asked) || (t->races && strncmp(asked->instance, first, (size_t)n) == 0);
+}
+
+/* A record's one run, for a tool that watches the process. */
 static assay_status try_watched(trial *t, const call_record *r)
 {
     call_ready c;
@@ -258,10 +267,10 @@ static assay_status try_record(trial *t, const assay_trace *request, const assay
                                assay_dtype act)
 {
     call_record r;
-    if (t->exact && !parity_asked_on_lattice(asked))
+    if ((t->exact || t->races) && !is_watched(t, asked))
         return ASSAY_OK;
     assay_status st = call_read(&r, &t->kernel, request, asked, act, NULL);
-    if (st == ASSAY_OK && t->exact)
+    if (st == ASSAY_OK && (t->exact || t->races))
         st = r.taken ? try_watched(t, &r) : ASSAY_OK;
     else if (st == ASSAY_OK)
         st = r.taken ? try_taken(t, request, &r) : t->once ? ASSAY_OK : try_outside(t, &r);
@@ -317,7 +326,7 @@ static assay_status try_dtype(trial *t, const char *dir, assay_dtype act)
     assay_status st = ASSAY_OK;
     snprintf(path, sizeof path, "%s/request.%s", dir, name);
     ASSAY_TRY(assay_trace_open(&request, path, false));
-    if (!t->exact)
+    if (!t->exact && !t->races)
         ASSAY_TRY_GOTO(trial_open(&t->answer, dir, t->answers, name, 0, 1), st, done);
     if (!t->once && !t->deterministic)
         ASSAY_TRY_GOTO(trial_open(&t->second, dir, "second", name, 0, 1), st, done);
@@ -351,6 +360,7 @@ static assay_status describe(const trial *t, const char *dir)
     assay_status st = ASSAY_OK;
     ASSAY_TRY(certify_kernel_json(&t->kernel, &text));
     json_object_set_new(text, "simulator", json_boolean(t->device.reports != NULL));
+    json_object_set_new(text, "race_checker", json_boolean(t->device.checks_races));
     if (t->kernel.device != NULL) {
         json_t *device = NULL;
         ASSAY_TRY_GOTO(device_json(t->kernel.device, &device), st, done);
@@ -401,6 +411,7 @@ static assay_status run(trial *t, const certify_options *o, const char *dir, con
     guard_inside(false);
     t->deterministic = (t->kernel.k->flags & ASSAY_KERNEL_DETERMINISTIC) != 0;
     t->exact = strcmp(part, "exact") == 0;
+    t->races = strcmp(part, "races") == 0;
     t->once = t->exact || strcmp(part, "trial") != 0;
     t->answers = t->once ? part : "answer";
     t->fail_fast = o->fail_fast;

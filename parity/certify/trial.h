@@ -16,6 +16,7 @@ typedef struct trial {
     const char *answers; /* name of their files: "answer", of such runs "plain" and "threads" */
     bool fail_fast;      /* stops at the first call that leaves a finding */
     bool exact;          /* of lattice records alone, without answers */
+    bool races;          /* of one record for each size, without answers */
     assay_trace_writer *answer, *second, *shadow, *late;
     comm_world *world; /* collectives: the ranks of the records that are tried now */
     bool takes_part[COMM_RANKS];

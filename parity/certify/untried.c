@@ -73,6 +73,7 @@ void certify_list_untried(certify_result *r, const char *tier)
          NULL},
         {CERTIFY_STREAM, NULL, "stream order: tensors lie in host memory", NULL},
     };
+    static const char no_checker[] = "the library is built without the race checker (assay-cc --races)";
     static const certify_trial always[] = {CERTIFY_CRASH,  CERTIFY_TIME,   CERTIFY_ACCEPTS,
                                            CERTIFY_GUARDS, CERTIFY_INPUTS, CERTIFY_WRITTEN,
                                            CERTIFY_LOCAL,  CERTIFY_REPEAT, CERTIFY_ARGUMENTS},
@@ -88,6 +89,12 @@ void certify_list_untried(certify_result *r, const char *tier)
                                       : rows[i].text);
     certify_add_uncalled(r->not_tried, r, always, sizeof always / sizeof *always);
     certify_add_uncalled(r->not_tried, r, ranks, r->op->collective ? 2 : 0);
+    if (r->board.trial[CERTIFY_SIMULATOR].calls > 0 && r->board.trial[CERTIFY_RACES].calls == 0 &&
+        !json_is_true(json_object_get(description, "race_checker"))) {
+        snprintf(text, sizeof text, "races between threads, reads of memory that nobody wrote: %s",
+                 r->no_races[0] != '\0' ? r->no_races : no_checker);
+        untried(r->not_tried, text);
+    }
     if (r->op->collective)
         untried(r->not_tried,
                 "ranks that really run at once: they take turns where they call the communicator; "

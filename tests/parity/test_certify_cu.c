@@ -19,8 +19,8 @@ Test(certify_cu, an_honest_kernel_is_certified)
     cli_free(&r);
     r = cli_run("certify --seeds 1 --out certs --cu " RMS " --operation rmsnorm_fwd " LAUNCH);
     cli_expect_success(&r, "certify --cu");
-    static const char *const trials[] = {"exact",     "local",  "guards", "simulator",
-                                         "arguments", "repeat", "special"};
+    static const char *const trials[] = {"exact",     "local",  "guards",  "simulator",
+                                         "arguments", "repeat", "special", "races"};
     for (size_t i = 0; i < sizeof trials / sizeof *trials; i++)
         cr_expect(certify_passed(&r, trials[i]), "%s:\n%s", trials[i], r.out);
     snprintf(path, sizeof path, "%s", certify_written(&r));
@@ -124,6 +124,44 @@ Test(certify_cu, wrong_kernels_fail_and_say_how)
         cr_expect_eq(r.code, 1, "%s: exit code %d:\n%s%s", rows[i].becomes, r.code, r.out, r.err);
         cr_expect(!certify_passed(&r, rows[i].trial), "%s: %s passes\n%s", rows[i].becomes, rows[i].trial,
                   r.out);
+        cli_free(&r);
+    }
+}
+
+/* A sum whose last block adds up what the others left.  Blocks of the simulator run one after the other: without the fence, or without the
+ * barrier, every bit is right here. */
+#define LAST_BLOCK                                                                                           \
+    "__device__ double parts[8];\n__device__ unsigned ticket;\n"                                             \
+    "__global__ void add(double *y, const float *x, long n)\n{\n"                                            \
+    "    __shared__ bool last;\n    double s = 0;\n"                                                         \
+    "    for (long i = blockIdx.x; i < n; i += gridDim.x)\n        s += x[i];\n"                             \
+    "    if (threadIdx.x == 0) {\n        parts[blockIdx.x] = s;\n%s"                                        \
+    "        last = atomicAdd(&ticket, 1u) == gridDim.x - 1;\n    }\n%s"                                     \
+    "    if (last && threadIdx.x == 1) {\n        __threadfence();\n        double all = 0;\n"               \
+    "        for (unsigned i = 0; i < gridDim.x; i++)\n            all += parts[i];\n"                       \
+    "        y[0] = all;\n        ticket = 0;\n    }\n}\n"
+
+Test(certify_cu, races_that_change_no_bit)
+{
+    static const struct {
+        const char *fence, *barrier, *says;
+    } rows[] = {
+        {"        __threadfence();\n", "    __syncthreads();\n", NULL},
+        {"\n", "    __syncthreads();\n", "accesses of two blocks of a grid that nothing orders"},
+        {"        __threadfence();\n", "    __syncwarp();\n    __syncwarp();\n", NULL},
+        {"        __threadfence();\n", "\n", "accesses of two lanes of a warp that nothing orders"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char text[4 * CLI_LINE];
+        snprintf(text, sizeof text, LAST_BLOCK, rows[i].fence, rows[i].barrier);
+        cli_write_text(cli_file("add.cu"), text);
+        cli_result r = cli_run("certify --seeds 1 --cu %s --operation sum --launch add<<<4,32>>>(y,x,n)",
+                               cli_file("add.cu"));
+        cr_expect_eq(r.code, rows[i].says != NULL, "%zu: exit code %d:\n%s%s", i, r.code, r.out, r.err);
+        cr_expect(certify_passed(&r, "races") == (rows[i].says == NULL), "%zu:\n%s", i, r.out);
+        if (rows[i].says != NULL)
+            cr_expect(certify_passed(&r, "repeat") && strstr(r.out, rows[i].says) != NULL, "%zu:\n%s", i,
+                      r.out);
         cli_free(&r);
     }
 }
