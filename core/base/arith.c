@@ -125,25 +125,44 @@ json_t *assay_arith_to_json(const assay_arith *a)
     return out;
 }
 
+/* One more place; word: NULL where there was none. */
+static assay_status add_rounding(const char *word, const char *what, unsigned *out)
+{
+    int i = 0;
+    while (word != NULL && i < ROUNDING_COUNT && strcmp(roundings[i].word, word) != 0)
+        i++;
+    ASSAY_CHECK(
+        word != NULL && i < ROUNDING_COUNT, ASSAY_UNSUPPORTED,
+        "%s: rounding: expected before_gamma, before_up, products, scores, angles, heads, partial_sums, "
+        "ties, every, statistics, residual, norm or probs, found '%.40s'",
+        what, word != NULL ? word : "no word");
+    ASSAY_CHECK(!(*out & roundings[i].bit), ASSAY_FORMAT, "%s: rounding: %s is there twice", what, word);
+    *out |= roundings[i].bit;
+    return ASSAY_OK;
+}
+
+assay_status assay_rounding_read(const char *words, const char *what, unsigned *out)
+{
+    char word[64];
+    *out = 0;
+    for (const char *p = words; *p != '\0';) {
+        const size_t n = strcspn(p, ",");
+        snprintf(word, sizeof word, "%.*s", (int)(n < sizeof word ? n : sizeof word - 1), p);
+        ASSAY_TRY(add_rounding(word, what, out));
+        p += n;
+        p += *p == ',';
+    }
+    return ASSAY_OK;
+}
+
 /* ["before_gamma", ...], each once */
 static assay_status read_rounding(const json_t *object, const char *what, unsigned *out)
 {
     const json_t *list = json_object_get(object, "rounding");
     ASSAY_CHECK(list == NULL || json_is_null(list) || json_is_array(list), ASSAY_FORMAT,
                 "%s: rounding: expected a list of words", what);
-    for (size_t k = 0; k < json_array_size(list); k++) {
-        const char *word = json_string_value(json_array_get(list, k));
-        int i = 0;
-        while (word != NULL && i < ROUNDING_COUNT && strcmp(roundings[i].word, word) != 0)
-            i++;
-        ASSAY_CHECK(
-            word != NULL && i < ROUNDING_COUNT, ASSAY_UNSUPPORTED,
-            "%s: rounding: expected before_gamma, before_up, products, scores, angles, heads, partial_sums, "
-            "ties, every, statistics, residual, norm or probs, found '%.40s'",
-            what, word != NULL ? word : "no word");
-        ASSAY_CHECK(!(*out & roundings[i].bit), ASSAY_FORMAT, "%s: rounding: %s is there twice", what, word);
-        *out |= roundings[i].bit;
-    }
+    for (size_t k = 0; k < json_array_size(list); k++)
+        ASSAY_TRY(add_rounding(json_string_value(json_array_get(list, k)), what, out));
     return ASSAY_OK;
 }
 

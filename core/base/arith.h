@@ -86,6 +86,8 @@ assay_status assay_declaration_set(assay_declaration *d, const char *slot, assay
 /* Of one output slot. */
 const assay_arith *assay_declaration_of(const assay_declaration *d, const char *slot);
 
+/* "residual,probs": words of `rounding` (docs/TRACE.md), each once; "": none. */
+assay_status assay_rounding_read(const char *words, const char *what, unsigned *out);
 /* Whether an output stores an intermediate result somewhere beside `places` (assay_rounding, or-ed). */
 bool assay_declaration_rounds_beside(const assay_declaration *d, unsigned places);
 

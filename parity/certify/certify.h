@@ -18,7 +18,7 @@
     X(SIMULATOR, "simulator",                                                                                \
       "the simulator reports nothing (barriers, masks; with assay-cc --races: races, uninitialized memory)") \
     X(RACES, "races",                                                                                        \
-      "no two threads share memory unordered of which one writes, no kernel reads unwritten memory")         \
+      "the race checker reports nothing (races, reads of unwritten memory, misaligned vectors)")             \
     X(PROBE, "probe", "matrix units and functions of the device are as the declared bounds take them")       \
     X(DEVICE, "device", "launches and copies on the device succeed, or their errors are returned")           \
     X(SANITIZER, "sanitizer", "compute-sanitizer reports nothing on a real device")                          \
@@ -156,6 +156,8 @@ typedef struct certify_options {
     char python[256], python_program[ASSAY_PATH], python_device[8];
     char cu[ASSAY_PATH], launch[1024], shapes[256], cuda_runtime[ASSAY_PATH];
     char compiler[ASSAY_PATH], arch[64]; /* "": assay-cc, for the simulator */
+    char rounding[160];                  /* of `cu`, as `alignment` is (0: an element's) */
+    int64_t alignment;
     char campaign[32], cells[ASSAY_PATH];
     int64_t seeds, valid_days;
     double call_limit, limit;

@@ -34,6 +34,8 @@ static const char head[] =
     "            return ASSAY_KERNEL_UNSUPPORTED;\n"
     "        stride *= t->shape[d];\n"
     "    }\n"
+    "    if ((uintptr_t)t->data % alignment != 0)\n"
+    "        return ASSAY_KERNEL_UNSUPPORTED;\n"
     "    return stride == 0 || t->data != nullptr ? ASSAY_KERNEL_OK : ASSAY_KERNEL_INVALID;\n"
     "}\n";
 
@@ -117,8 +119,8 @@ static assay_status write_run(launch_file *s, int act, const certify_options *o)
     return ASSAY_OK;
 }
 
-/* Any order of a sum in F32: --suggest says what is tighter. */
-static void write_outputs(const launch_file *s)
+/* Any order of a sum in F32, --suggest says what is tighter; beside it what --rounding says is stored in activations. */
+static void write_outputs(const launch_file *s, unsigned rounding)
 {
     int n = 0;
     fprintf(s->out, "static const assay_kernel_output outputs[] = {\n");
@@ -128,8 +130,8 @@ static void write_outputs(const launch_file *s)
             continue;
         fprintf(s->out,
                 "    {sizeof(assay_kernel_output), %d, {sizeof(assay_kernel_arith), %s, "
-                "ASSAY_KERNEL_ORDER_UNKNOWN, 1, 1, 1, 0, 1, 0, 4, 0, 0}},\n",
-                i, slot->dtype == ASSAY_CLASS_F64 ? "ASSAY_KERNEL_F64" : "ASSAY_KERNEL_F32");
+                "ASSAY_KERNEL_ORDER_UNKNOWN, 1, 1, 1, 0, 1, 0, 4, 0, %u}},\n",
+                i, slot->dtype == ASSAY_CLASS_F64 ? "ASSAY_KERNEL_F64" : "ASSAY_KERNEL_F32", rounding);
         n++;
     }
     fprintf(s->out, "};\nenum { N_OUTPUTS = %d };\n", n);
@@ -140,18 +142,21 @@ static assay_status write_file(const certify_options *o, const char *file, const
 {
     const unsigned dtypes = dtypes_of(o->launch);
     char shapes[SHAPES] = "";
+    unsigned rounding = 0;
     launch_file s = {.out = fopen(path, "wxe"), .op = assay_op_find(o->operation)};
     ASSAY_CHECK(s.out != NULL, ASSAY_IO, "%s: %s", path, strerror(errno));
     assay_status st = ASSAY_OK;
     fprintf(
         s.out,
         "#include <cstring>\n#include <cuda_bf16.h>\n#include <cuda_runtime.h>\n#include \"%s\"\n#include "
-        "\"assay_kernel.h\"\n%s",
-        file, head);
+        "\"assay_kernel.h\"\nnamespace assay_launch {\nenum { alignment = %d };\n}\n%s",
+        file, o->alignment > 0 ? (int)o->alignment : 1, head);
     for (int act = 0; act < 2 && st == ASSAY_OK; act++)
         if (dtypes >> act & 1u)
             st = write_run(&s, act, o);
-    write_outputs(&s);
+    if (st == ASSAY_OK)
+        st = assay_rounding_read(o->rounding, "--rounding", &rounding);
+    write_outputs(&s, rounding);
     if (st == ASSAY_OK)
         st = shapes_of(o, &s, shapes);
     fprintf(s.out, "static const char shapes[] = \"%s\";\n", shapes);
@@ -166,14 +171,14 @@ static assay_status write_file(const certify_options *o, const char *file, const
             "static inline int32_t synchronize(void *stream)\n{\n"
             "    return cudaStreamSynchronize((cudaStream_t)stream) == cudaSuccess ? 0 : 1;\n}\n"
             "static const assay_kernel description = {sizeof(assay_kernel), ASSAY_KERNEL_ABI, \"%s\", \"1\", "
-            "\"%s\", \"%s\",\n    ASSAY_KERNEL_MEMORY_DEVICE, %s%s%s, %s, 0, shapes, nullptr, N_OUTPUTS, "
+            "\"%s\", \"%s\",\n    ASSAY_KERNEL_MEMORY_DEVICE, %s%s%s, %s, %d, shapes, nullptr, N_OUTPUTS, "
             "outputs, nullptr, run, nullptr, %s};\n"
             "}\nextern \"C\" const assay_kernel *assay_launch_entry(uint32_t abi)\n{\n    return abi == "
             "ASSAY_KERNEL_ABI ? &assay_launch::description : nullptr;\n}\n",
             strrchr(file, '/') + 1, s.op->name, built,
             dtypes & 1u ? "ASSAY_KERNEL_SET(ASSAY_KERNEL_F32)" : "", dtypes == 3u ? " | " : "",
             dtypes & 2u ? "ASSAY_KERNEL_SET(ASSAY_KERNEL_BF16)" : "",
-            o->atomics ? "ASSAY_KERNEL_ATOMICS" : "ASSAY_KERNEL_DETERMINISTIC",
+            o->atomics ? "ASSAY_KERNEL_ATOMICS" : "ASSAY_KERNEL_DETERMINISTIC", (int)o->alignment,
             names_stream(o) ? "synchronize" : "nullptr");
     const bool failed = ferror(s.out) != 0;
     ASSAY_CHECK_GOTO(fclose(s.out) == 0 && !failed, ASSAY_IO, st, done, "%s: cannot write", path);

@@ -72,6 +72,10 @@ static assay_status on_option(void *user, const char *name, const char *text)
         return assay_option_text(name, text, o->arch, sizeof o->arch);
     else if (strcmp(name, "cuda_runtime") == 0)
         return assay_option_text(name, text, o->cuda_runtime, sizeof o->cuda_runtime);
+    else if (strcmp(name, "alignment") == 0)
+        return assay_option_count(name, text, 1, 256, &o->alignment);
+    else if (strcmp(name, "rounding") == 0)
+        return assay_option_text(name, text, o->rounding, sizeof o->rounding);
     else if (strcmp(name, "shapes") == 0)
         return assay_option_text(name, text, o->shapes, sizeof o->shapes);
     else if (strcmp(name, "engine") == 0)
@@ -169,6 +173,9 @@ static void print_again(const certify_options *o, const certify_result *r)
     print_word("operation", r->op->name);
     print_word("launch", o->launch);
     print_word("shapes", o->shapes);
+    print_word("rounding", o->rounding);
+    if (o->alignment > 0)
+        printf(" --alignment %lld", (long long)o->alignment);
     print_word("compiler", o->compiler);
     print_word("arch", strcmp(o->arch, "native") != 0 ? o->arch : "");
     print_word("cuda-runtime", o->cuda_runtime);
@@ -278,9 +285,12 @@ static assay_status check_combination(const certify_options *o)
         ASSAY_INVALID_ARGUMENT,
         "expected --so LIBRARY:SYMBOL, --cu FILE --launch TEXT --operation OP, --python PACKAGE:FUNCTION "
         "--operation OP, or --engine sim");
-    ASSAY_CHECK(o->cu[0] != '\0' ||
-                    (o->launch[0] == '\0' && o->shapes[0] == '\0' && o->compiler[0] == '\0' && !o->atomics),
-                ASSAY_INVALID_ARGUMENT, "--launch, --shapes, --compiler, --atomics: they are of --cu");
+    ASSAY_CHECK(o->cu[0] != '\0' || (o->launch[0] == '\0' && o->shapes[0] == '\0' && o->compiler[0] == '\0' &&
+                                     !o->atomics && o->rounding[0] == '\0' && o->alignment == 0),
+                ASSAY_INVALID_ARGUMENT,
+                "--launch, --shapes, --alignment, --rounding, --compiler, --atomics: they are of --cu");
+    ASSAY_CHECK((o->alignment & (o->alignment - 1)) == 0, ASSAY_INVALID_ARGUMENT,
+                "--alignment: expected a power of two up to 256, found %lld", (long long)o->alignment);
     ASSAY_CHECK(o->compiler[0] != '\0' || strcmp(o->arch, "native") == 0, ASSAY_INVALID_ARGUMENT,
                 "--arch: it is of --compiler");
     ASSAY_CHECK(
@@ -318,6 +328,10 @@ int parity_main_certify(int argc, char **argv)
          "__nv_bfloat16"},
         {"shapes", "CONDITIONS",
          "with --cu: the sizes that it takes, as in 'H>=1 H<=4096' (default: none of 0)"},
+        {"alignment", "BYTES",
+         "with --cu: the first addresses that it takes, as in 16 for float4 (default: an element's)"},
+        {"rounding", "WORDS",
+         "with --cu: intermediate results that it stores in the dtype of activations, as in residual,probs"},
         {"atomics", NULL, "with --cu: it adds with atomics, bits may change from run to run"},
         {"python", "PACKAGE:FUNCTION",
          "a torch or Triton callable instead, through the package assay_trace; needs --operation"},

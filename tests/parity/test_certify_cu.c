@@ -166,6 +166,33 @@ Test(certify_cu, races_that_change_no_bit)
     }
 }
 
+/* The norm of a residual, as it is stored or as it is added: what is declared is what it is held to. */
+Test(certify_cu, a_rounding_that_is_declared)
+{
+    static const char source[] =
+        "#include <cuda_bf16.h>\n"
+        "template <bool STORED, class T> __global__ void norm(T *residual, T *y, float *rstd, const T *a,\n"
+        "    const T *b, const T *gamma, float eps, long rows)\n{\n"
+        "    if (blockIdx.x >= rows)\n        return;\n"
+        "    float row[8], sum = 0;\n    const long at = blockIdx.x * 8;\n"
+        "    for (int i = 0; i < 8; i++) {\n        row[i] = (float)a[at + i] + (float)b[at + i];\n"
+        "        residual[at + i] = (T)row[i];\n        row[i] = STORED ? (float)(T)row[i] : row[i];\n"
+        "        sum += row[i] * row[i];\n    }\n"
+        "    const float r = rsqrtf(sum / 8 + eps);\n    rstd[blockIdx.x] = r;\n"
+        "    for (int i = 0; i < 8; i++)\n        y[at + i] = (T)(row[i] * r * (float)gamma[i]);\n}\n";
+    cli_write_text(cli_file("norm.cu"), source);
+    for (int stored = 0; stored < 2; stored++)
+        for (int declared = 0; declared < 2; declared++) {
+            cli_result r = cli_run("certify --seeds 1 --cu %s --operation add_rmsnorm_fwd --shapes H=8%s "
+                                   "--launch norm<%d,act><<<T<1?1:T,1>>>(residual,y,rstd,a,b,gamma,eps,T)",
+                                   cli_file("norm.cu"), declared ? " --rounding residual" : "", stored);
+            cr_expect_eq(r.code, stored != declared, "%d %d: exit code %d:\n%s%s", stored, declared, r.code,
+                         r.out, r.err);
+            cr_expect(certify_passed(&r, "local") == (stored == declared), "%s", r.out);
+            cli_free(&r);
+        }
+}
+
 /* The written file holds a dimension of a slot, or an attribute, to what the row says. */
 static void expect_held(const char *text, const char *op, const char *what, int index, int d)
 {
@@ -239,6 +266,12 @@ Test(certify_cu, refused_by_name)
         {"certify --cu " RMS " --operation rmsnorm_fwd --launch rms<act><<<T,256>>>(y,nothing)",
          "error: 'nothing' was not declared in this scope"},
         {"certify --launch x --so a.so:b", "they are of --cu"},
+        {"certify --alignment 4 --so a.so:b", "they are of --cu"},
+        {"certify --rounding residual --so a.so:b", "they are of --cu"},
+        {"certify --cu " RMS " --operation rmsnorm_fwd " LAUNCH " --alignment 24",
+         "expected a power of two up to 256, found 24"},
+        {"certify --cu " RMS " --operation rmsnorm_fwd " LAUNCH " --rounding residual,nothing",
+         "--rounding: rounding: expected before_gamma"},
         {"certify --compiler nvcc --so a.so:b", "they are of --cu"},
         {"certify --arch sm_90 --cu " RMS " --operation rmsnorm_fwd " LAUNCH, "--arch: it is of --compiler"},
         {"certify --cu " RMS " --operation rmsnorm_fwd " LAUNCH " --compiler ./nowhere",
