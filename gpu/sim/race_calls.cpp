@@ -187,6 +187,23 @@ ACCESSES(4)
 ACCESSES(8)
 ACCESSES(16)
 
+/* -fsanitize=alignment calls this where a pointer that is followed does not have its type's alignment: a float4, or the two halves of a
+ * __nv_bfloat162, which the accesses above have as halves by the time that they are made.  The members are GCC's. */
+struct type_mismatch {
+    const char *file;
+    uint32_t line, column;
+    const void *type;
+    unsigned char log_align, kind; /* 1: a store */
+};
+void __ubsan_handle_type_mismatch_v1(const type_mismatch *data, const void *p);
+void __ubsan_handle_type_mismatch_v1(const type_mismatch *data, const void *p)
+{
+    const uintptr_t at = reinterpret_cast<uintptr_t>(p);
+    const size_t align = static_cast<size_t>(1) << data->log_align;
+    if (self != nullptr && at % align != 0 && !on_stack(*self, at) && !built_in(at))
+        race_misaligned(*self, p, align, data->kind == 1, CALLER);
+}
+
 void __tsan_read_range(void *p, size_t bytes);
 void __tsan_read_range(void *p, size_t bytes)
 {

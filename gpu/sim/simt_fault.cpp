@@ -84,6 +84,17 @@ static const char *access_name(const void *context)
 #endif
 }
 
+/* General protection, for which there is no address: the host's instruction asks for an alignment, as a device's of a float4 does. */
+static bool is_misaligned(int signal, const void *context)
+{
+#if defined(__x86_64__)
+    return signal == SIGSEGV && static_cast<const ucontext_t *>(context)->uc_mcontext.gregs[REG_TRAPNO] == 13;
+#else
+    (void)context;
+    return signal == SIGBUS;
+#endif
+}
+
 /* What the host did to device memory that it may not touch (ASSAY_SIM_DEVICE_PRIVATE); "": it was something else. */
 static const char *private_access(const void *context, const void *ptr)
 {
@@ -113,6 +124,9 @@ static void what_happened(const worker *w, int signal, const siginfo_t *info, co
         snprintf(text, bytes, "an integer division by zero, whose result is unspecified on a GPU");
     } else if (signal == SIGILL) {
         snprintf(text, bytes, "an illegal instruction");
+    } else if (is_misaligned(signal, context)) {
+        snprintf(text, bytes,
+                 "an access at an address that is not aligned to the vector's size, or at none at all");
     } else if (w != nullptr && stack_overflown(*w, info->si_addr)) {
         snprintf(text, bytes, "the thread's stack of %zu bytes is full (ASSAY_SIM_STACK_KB)",
                  config().stack_bytes);

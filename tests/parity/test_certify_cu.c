@@ -166,6 +166,45 @@ Test(certify_cu, races_that_change_no_bit)
     }
 }
 
+/* A device takes no vector at an address that is not aligned to it.  The host's processor takes pairs of bf16 anywhere. */
+static const char pairs[] =
+    "#include <cuda_bf16.h>\n"
+    "template <class V, class T> __global__ void add(T *y, const T *a, const T *b, long n)\n{\n"
+    "    const long whole = n / (long)(sizeof(V) / sizeof(T)) * (long)(sizeof(V) / sizeof(T));\n"
+    "    for (long i = 0; i < whole; i += sizeof(V) / sizeof(T)) {\n"
+    "        const V p = *(const V *)(a + i), q = *(const V *)(b + i);\n        V r;\n"
+    "        for (unsigned k = 0; k < sizeof(V) / sizeof(T); k++)\n"
+    "            ((T *)&r)[k] = (T)((float)((T *)&p)[k] + (float)((T *)&q)[k]);\n"
+    "        *(V *)(y + i) = r;\n    }\n"
+    "    for (long i = whole; i < n; i++)\n        y[i] = (T)((float)a[i] + (float)b[i]);\n}\n";
+
+Test(certify_cu, vectors_at_addresses_that_are_not_aligned)
+{
+    static const struct {
+        const char *options, *trial, *says; /* trial NULL: certified */
+    } rows[] = {
+        {"--launch add<__nv_bfloat162,__nv_bfloat16><<<1,1>>>(y,a,b,n)", "races",
+         "misaligned: kernel add<__nv_bfloat162,__nv_bfloat16>"},
+        {"--launch add<__nv_bfloat162,__nv_bfloat16><<<1,1>>>(y,a,b,n) --alignment 2", "races",
+         "no multiple of 4"},
+        {"--launch add<__nv_bfloat162,__nv_bfloat16><<<1,1>>>(y,a,b,n) --alignment 4", NULL, NULL},
+        {"--launch add<float4,float><<<1,1>>>(y,a,b,n)", "simulator", "not aligned to the vector's size"},
+        {"--launch add<float4,float><<<1,1>>>(y,a,b,n) --alignment 8", "simulator", "again with:"},
+        {"--launch add<float4,float><<<1,1>>>(y,a,b,n) --alignment 16", NULL, NULL},
+    };
+    cli_write_text(cli_file("pairs.cu"), pairs);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        cli_result r =
+            cli_run("certify --seeds 1 --cu %s --operation add %s", cli_file("pairs.cu"), rows[i].options);
+        cr_expect_eq(r.code, rows[i].trial != NULL, "%s: exit code %d:\n%s%s", rows[i].options, r.code, r.out,
+                     r.err);
+        if (rows[i].trial != NULL)
+            cr_expect(!certify_passed(&r, rows[i].trial) && strstr(r.out, rows[i].says) != NULL, "%s:\n%s",
+                      rows[i].options, r.out);
+        cli_free(&r);
+    }
+}
+
 /* The norm of a residual, as it is stored or as it is added: what is declared is what it is held to. */
 Test(certify_cu, a_rounding_that_is_declared)
 {

@@ -184,8 +184,9 @@ static void flags(words *command, const char *language)
     words_add_all(command, &extra);
     if (cc.o.races && strcmp(language, "link") !=
                           0) { /* instrumented here, linked without the sanitizer: docs/SIMULATOR.md */
-        static const char *const given[] = {"-fsanitize=thread", "--param", "tsan-distinguish-volatile=1",
-                                            "-fno-tree-vectorize", "-fno-ipa-icf"};
+        static const char *const given[] = {
+            "-fsanitize=thread",   "--param",      "tsan-distinguish-volatile=1",
+            "-fno-tree-vectorize", "-fno-ipa-icf", "-fsanitize=alignment"};
         for (size_t i = 0; i < sizeof given / sizeof *given; ++i)
             words_add(command, given[i]);
     }
