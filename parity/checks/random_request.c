@@ -275,6 +275,9 @@ static assay_status fill_integers(const draft *d, const parity_ask_slot *slot, r
     else
         for (int64_t i = 0; i < v->count; i++)
             v->ivalue[i] = integer_value(d, slot, i, of);
+    for (int64_t i = 0; i < v->count && slot->absent && (d->mode == PARITY_NAN || d->mode == PARITY_INFINITY);
+         i += 2)
+        v->ivalue[i] = -1;
     return ASSAY_OK;
 }
 

@@ -33,7 +33,8 @@ typedef struct parity_ask_slot {
     const char *shape; /* NULL: the slot's in the table of operations */
     const char *when;  /* only where this symbol is not 0; NULL: always */
     double scale;      /* of the values; 0 = 1 */
-    bool hidden;       /* an input of the reference's derivation alone; it has a shape */
+    bool absent; /* beside a NaN or an infinity every second index is -1: no row, whose values are nobody's */
+    bool hidden; /* an input of the reference's derivation alone; it has a shape */
 } parity_ask_slot;
 
 enum { ASK_MAX_SLOTS = 16, ASK_MAX_SIZES = 40 };

@@ -232,6 +232,30 @@ Test(certify_cu, a_rounding_that_is_declared)
         }
 }
 
+/* A row that there is not has no part in the sum: a NaN of the row that was read in its place times 0 is a NaN. */
+Test(certify_cu, absent_rows_beside_a_nan)
+{
+    static const char source[] =
+        "#include <cuda_bf16.h>\n"
+        "template <bool SKIPS, class T> __global__ void rows(T *y, const T *x, const int64_t *of, long k,\n"
+        "    long columns)\n{\n"
+        "    for (long h = threadIdx.x; h < columns; h += 32) {\n        float sum = 0;\n"
+        "        for (long i = 0; i < k; i++) {\n            const long r = of[blockIdx.x * k + i];\n"
+        "            if (SKIPS && r < 0)\n                continue;\n"
+        "            sum += (float)x[(r < 0 ? 0 : r) * columns + h] * (r < 0 ? 0.0f : 1.0f);\n        }\n"
+        "        y[blockIdx.x * columns + h] = (T)sum;\n    }\n}\n";
+    cli_write_text(cli_file("rows.cu"), source);
+    for (int skips = 0; skips < 2; skips++) {
+        cli_result r = cli_run("certify --seeds 1 --cu %s --operation combine_rows "
+                               "--launch rows<%d,act><<<T,32>>>(y,x,token_row,K,H)",
+                               cli_file("rows.cu"), skips);
+        cr_expect_eq(r.code, !skips, "%d: exit code %d:\n%s%s", skips, r.code, r.out, r.err);
+        cr_expect(certify_passed(&r, "special") == (skips != 0), "%s", r.out);
+        cr_expect(certify_passed(&r, "local"), "%s", r.out);
+        cli_free(&r);
+    }
+}
+
 /* The written file holds a dimension of a slot, or an attribute, to what the row says. */
 static void expect_held(const char *text, const char *op, const char *what, int index, int d)
 {
