@@ -179,8 +179,7 @@ assay_status assay_config_read_mla(const json_t *root, const char *what, assay_m
     bool pairs = true, bias = false;
     ASSAY_TRY(refuse_null(root, what, class->mla));
     ASSAY_TRY(check_ignored(root, what, class));
-    ASSAY_TRY(assay_json_get_bool(root, "rope_interleave", false, what,
-                                  &pairs));
+    ASSAY_TRY(assay_json_get_bool(root, "rope_interleave", false, what, &pairs));
     ASSAY_CHECK(pairs, ASSAY_UNSUPPORTED,
                 "%s: rope_interleave: false (halves of a head are rotated, not pairs) is not supported yet, "
                 "expected true",
