@@ -306,6 +306,8 @@ Test(step_input, options_without_effect_are_refused)
         {"--engine ref --engine-program /bin/true", "--engine-program has no meaning with --engine ref"},
         {"--engine ref --lr 1 --lr-warmup-iters 10", "lr_warmup_iters 10 must be less than"},
         {"--engine sim --lr 1 --lr-warmup-iters 10", "lr_warmup_iters 10 must be less than"},
+        {"--engine ref --moe-aux-loss-coeff 0.1", "--moe_aux_loss_coeff: has no meaning here"},
+        {"--engine sim --moe-shared-expert-overlap", "llama has no experts"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         cli_result r = cli_run("step %s --model " MODELS "llama --batch " MODELS
@@ -314,6 +316,15 @@ Test(step_input, options_without_effect_are_refused)
         cli_expect_refusal(&r, rows[i][0], (const char *const[]){rows[i][1], NULL});
         cli_free(&r);
     }
+}
+
+Test(step_input, a_drop_policy_without_a_capacity_is_refused)
+{
+    cli_result r = cli_run("step --engine ref --moe-token-drop-policy position --model " MODELS
+                           "qwen3_moe --batch " MODELS "qwen3_moe/batch.safetensors --out none");
+    cli_expect_refusal(&r, "policy",
+                       (const char *const[]){"moe_token_drop_policy: has no meaning here", NULL});
+    cli_free(&r);
 }
 
 Test(step_input, options_out_of_range)
