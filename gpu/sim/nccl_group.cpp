@@ -61,9 +61,47 @@ ncclResult_t enqueue(ncclComm *c, const std::vector<cudaStream_t> &streams, nccl
                                                      std::string(cudaGetErrorString(cudaPeekAtLastError())));
 }
 
+/* Calls of a group run at once: what one of them receives may not be what another sends or receives.  A message to the rank itself from
+ * and to one place moves nothing. */
+ncclResult_t check_apart(const std::vector<grouped> &calls)
+{
+    for (const grouped &into : calls) {
+        const nccl_call &a = into.task.call;
+        const uintptr_t from = reinterpret_cast<uintptr_t>(into.task.recv),
+                        to = from + a.count * nccl_type_bytes(a.type);
+        for (const grouped &other : calls) {
+            const nccl_call &b = other.task.call;
+            if (a.func != NCCL_RECV || !nccl_is_message(b) || &into == &other) {
+                continue;
+            }
+            const bool sends = b.func == NCCL_SEND;
+            const uintptr_t p = reinterpret_cast<uintptr_t>(sends ? other.task.send : other.task.recv);
+            const bool itself = sends && into.comm == other.comm && a.root == into.comm->rank &&
+                                b.root == a.root && p == from;
+            if (itself || p >= to || from >= p + b.count * nccl_type_bytes(b.type)) {
+                continue;
+            }
+            char text[320];
+            snprintf(text, sizeof text,
+                     "ncclGroupEnd: ncclRecv from rank %d (%llu elements at %p) and %s rank %d (%llu "
+                     "elements at %p) overlap: the calls "
+                     "of a group run at once",
+                     a.root, static_cast<unsigned long long>(a.count), reinterpret_cast<void *>(from),
+                     sends ? "ncclSend to" : "ncclRecv from", b.root,
+                     static_cast<unsigned long long>(b.count), reinterpret_cast<void *>(p));
+            return nccl_say(ncclInvalidUsage, text);
+        }
+    }
+    return ncclSuccess;
+}
+
 ncclResult_t flush(std::vector<grouped> &calls)
 {
-    ncclResult_t result = ncclSuccess;
+    ncclResult_t result = check_apart(calls);
+    if (result != ncclSuccess) {
+        calls.clear();
+        return result;
+    }
     while (!calls.empty()) {
         ncclComm *c = calls.front().comm;
         std::vector<cudaStream_t> streams;

@@ -165,6 +165,42 @@ static int one_stays_away(int rank, int ranks, ncclUniqueId id, void *arg)
     return expect_failure(&w, ncclAllReduce(w.d, w.d, 4, ncclFloat, ncclSum, w.comm, NULL), ncclSystemError);
 }
 
+/* The messages of a group run at once: into what is being sent, twice into one place, by a part of them; beside it the message to the rank
+ * itself that moves nothing. */
+static int messages_that_overlap(int rank, int ranks, ncclUniqueId id, void *arg)
+{
+    world w;
+    const int peer = 1 - rank;
+    (void)arg;
+    RANK_CHECK(setup(&w, rank, ranks, id) == 0);
+    for (int i = 0; i < 4; ++i) {
+        const ncclResult_t want = i < 3 ? ncclInvalidUsage : ncclSuccess;
+        const size_t begins = i == 1 ? 63 : 0;
+        RANK_CHECK(ncclGroupStart() == ncclSuccess);
+        if (i == 2)
+            RANK_CHECK(ncclRecv(w.d + 32, 64, ncclFloat, peer, w.comm, NULL) == ncclSuccess);
+        else
+            RANK_CHECK(ncclSend(w.d + begins, 64, ncclFloat, i == 3 ? rank : peer, w.comm, NULL) ==
+                       ncclSuccess);
+        RANK_CHECK(ncclRecv(w.d, 64, ncclFloat, i == 3 ? rank : peer, w.comm, NULL) == ncclSuccess);
+        RANK_CHECK(ncclGroupEnd() == want);
+    }
+    RANK_CHECK(cudaStreamSynchronize(NULL) == cudaSuccess);
+    return 0;
+}
+
+Test(sim_nccl_faults, messages_of_a_group_lie_apart)
+{
+    int codes[2];
+    char log[8192];
+    set_limit();
+    run(2, messages_that_overlap, codes, log);
+    expect_codes(2, codes, log);
+    cr_expect_eq(times(log, "overlap: the calls of a group run at once"), 6, "%s", log);
+    expect_in(log, "ncclRecv from rank 1 (64 elements");
+    expect_in(log, "and ncclSend to rank 1 (64 elements");
+}
+
 Test(sim_nccl_faults, a_rank_that_never_comes_is_named_after_the_time_limit)
 {
     int codes[3];
