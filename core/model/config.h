@@ -1,7 +1,7 @@
 /* Model configuration: what a Hugging Face config.json says, in Megatron-LM's words.
  *
- * Accepted architectures: llama, qwen2, qwen3, qwen3_moe, mixtral, mistral, qwen2_moe, seed_oss, olmoe, deepseek_v3, ministral (Hugging Face
- * spelling, `rope_scaling` and `rope_parameters`), and `megatron`: the fields of assay_model_config themselves, for what none of these
+ * Accepted architectures: llama, qwen2, qwen3, qwen3_moe, mixtral, mistral, qwen2_moe, seed_oss, olmoe, deepseek_v2, deepseek_v3, ministral (Hugging
+ * Face spelling, `rope_scaling` and `rope_parameters`), and `megatron`: the fields of assay_model_config themselves, for what none of these
  * Hugging Face classes has (sigmoid router, groups, expert bias), in their own words or in Megatron-LM's
  * (docs/MEGATRON.md).  An unknown architecture,
  * activation or rope type is an error that names it.  Contradictory or absurd fields are errors (head counts,

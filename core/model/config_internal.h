@@ -50,13 +50,11 @@ typedef struct assay_hf_flag {
     bool value; /* default */
 } assay_hf_flag;
 
-/* What a class of DeepSeek's says of the experts behind its attention (config_mla.c). */
+/* What a class of DeepSeek's says of the experts behind its attention (config_mla.c).  scoring_func and topk_method are words of DeepSeek's own
+ * code, which the class computes whatever a file says; where `limited` is not NULL topk_method chooses: the default, which knows no groups, or
+ * that one. */
 typedef struct assay_hf_mla {
-    const char
-        *scoring_func; /* DeepSeek's own word for the scores; the class computes them whatever a file says */
-    const char
-        *topk_method; /* ... and for the choice: the only one, or (limited) the default one, without groups */
-    const char *limited; /* topk_method of a choice limited to groups; NULL: n_group alone decides */
+    const char *scoring_func, *topk_method, *limited;
     assay_score_function scores;
     bool expert_bias;
     int64_t group_best;            /* a group's score is the sum of this many of its best */
