@@ -60,6 +60,17 @@ static int compare_rows(const void *a, const void *b)
     return c != 0 ? c : (x > y) - (x < y);
 }
 
+assay_status assay_names_own(assay_names *n, int64_t count, assay_hf_piece **out)
+{
+    assay_hf_piece **owned = realloc(n->owned, (size_t)(n->n_owned + 1) * sizeof *owned);
+    ASSAY_CHECK(owned != NULL, ASSAY_OUT_OF_MEMORY, "pieces of a name");
+    n->owned = owned;
+    *out = calloc((size_t)count, sizeof **out);
+    ASSAY_CHECK(*out != NULL, ASSAY_OUT_OF_MEMORY, "pieces of a name");
+    n->owned[n->n_owned++] = *out;
+    return ASSAY_OK;
+}
+
 assay_status assay_names_sort(assay_names *n)
 {
     free(n->order);

@@ -82,12 +82,8 @@ static assay_status read_pieces(assay_names *n, const json_t *object, const char
                 ASSAY_FORMAT, "%s: pieces: expected a list of 1 to %d", where, MAX_PIECES);
     ASSAY_TRY(assay_json_get_i64(object, "extent", true, 1, max_extent, where, &row->extent));
     ASSAY_TRY(assay_json_get_i64(object, "their_extent", true, 1, max_extent, where, &row->their_extent));
-    assay_hf_piece **owned = realloc(n->owned, (size_t)(n->n_owned + 1) * sizeof *owned);
-    ASSAY_CHECK(owned != NULL, ASSAY_OUT_OF_MEMORY, "%s", where);
-    n->owned = owned;
-    assay_hf_piece *made = calloc(json_array_size(pieces), sizeof *made);
-    ASSAY_CHECK(made != NULL, ASSAY_OUT_OF_MEMORY, "%s", where);
-    n->owned[n->n_owned++] = made;
+    assay_hf_piece *made;
+    ASSAY_TRY(assay_names_own(n, (int64_t)json_array_size(pieces), &made));
     int64_t covered = 0;
     for (size_t i = 0; i < json_array_size(pieces); i++) {
         ASSAY_TRY(read_piece(json_array_get(pieces, i), where, row, &made[i]));

@@ -439,5 +439,5 @@ assay_status assay_names_fill(assay_names *n)
     }
     for (int64_t l = 0; l < n->spec->config.num_layers; l++)
         ASSAY_TRY(add_between(n, l));
-    return ASSAY_OK;
+    return assay_names_sort_heads(n);
 }

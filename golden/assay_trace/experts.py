@@ -63,9 +63,12 @@ class Router(Rule):
                  "pre_softmax": not sigmoid, "norm_topk_prob": bool(of("norm_topk_prob", True)),
                  "scaling_factor": float(of("routed_scaling_factor", 1.0) or 1.0)}
         groups, best = int(of("n_group", 0) or 0), int(of("topk_group", 0) or 0)
-        if sigmoid and groups > 1:
-            if attrs["topk"] // max(best, 1) != 2:
-                return None  # Hugging Face adds two keys of a group, whatever the number of experts
+        limited = of("topk_method", None) == "group_limited_greedy"
+        if type(config).__name__ == "DeepseekV2Config":
+            attrs["norm_topk_prob"] = False  # the class does not read it
+        if (sigmoid or limited) and groups > 1:
+            if attrs["topk"] // max(best, 1) != (1 if limited else 2):
+                return None  # Hugging Face takes the best key of a group, or adds two, whatever the number of experts
             attrs.update(num_groups=groups, group_topk=best)
         return attrs
 

@@ -87,7 +87,7 @@ class Modules(unittest.TestCase):
 
     def test_latent_attention_beside_its_folder(self):
         """Against config.json, weights and the reference: the inner norms have the eps of their class and not rms_norm_eps."""
-        for eps, code, word in ((None, 0, "RIGHT: "), (1e-2, 1, "adds eps 0.01 where 1e-06 is expected")):
+        for eps, code, word in ((None, 0, "RIGHT: "), (1e-2, 1, "holds eps 0.01, the model's is 1e-06")):
             model = models.build("deepseek_v3", attention="eager", experts="eager")
             model.save_pretrained(self.folder / "model")
             if eps:
@@ -101,6 +101,25 @@ class Modules(unittest.TestCase):
             r = subprocess.run([ASSAY, "check", "--trace", name, "--model", self.folder / "model"], capture_output=True, text=True, check=False)
             self.assertEqual(r.returncode, code, r.stdout + r.stderr)
             self.assertIn(word, r.stdout.splitlines()[-1])
+
+    def test_experts_of_v2_beside_its_folder(self):
+        """Pairs are rotated where they are; a choice of the best groups, and one without."""
+        import transformers
+
+        for name, method, code, word in (("deepseek_v2", None, 0, "RIGHT: "), ("deepseek_v2_lite", None, 0, "RIGHT: "),
+                                         ("deepseek_v2", "greedy", 1, "router_fwd of model.layers.1.mlp.gate.router, output indices")):
+            folder = pathlib.Path(__file__).resolve().parent.parent / "models" / name
+            model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", experts_implementation="eager")
+            for layer in model.model.layers[1:] if method else ():
+                layer.mlp.gate.topk_method = method
+            trace = assay_trace.attach(model, str(self.folder / f"{name}_{method}"))
+            ids = torch.arange(40).reshape(2, 20) * 7 % 67
+            with trace.step():
+                model(input_ids=ids, labels=ids).loss.backward()
+            trace.close()
+            r = subprocess.run([ASSAY, "check", "--trace", self.folder / f"{name}_{method}", "--model", folder], capture_output=True, text=True, check=False)
+            self.assertEqual(r.returncode, code, r.stdout + r.stderr)
+            self.assertIn(word, r.stdout)
 
     def test_rope_of_neighbours(self):
         from transformers.models.deepseek_v3 import modeling_deepseek_v3 as file

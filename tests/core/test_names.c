@@ -124,6 +124,8 @@ Test(names, what_stands_between_parameters_follows_the_class)
         {"deepseek_v3", A "core_attention.q", O "rope_q.y", ASSAY_RELATION_EQUAL},
         {"deepseek_v3", A "core_attention.k", O "rope_kv.k", ASSAY_RELATION_EQUAL},
         {"deepseek_v3", A "core_attention.v", O "rope_kv.v", ASSAY_RELATION_EQUAL},
+        {"deepseek_v2", A "core_attention.q", O "rope_q.y", ASSAY_RELATION_EQUAL},
+        {"deepseek_v2", A "core_attention.k", O "rope_kv.k", ASSAY_RELATION_EQUAL},
         {"deepseek_v3_q", A "q_proj.input", "decoder.layers.0.input_layernorm.y", ASSAY_RELATION_EQUAL},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
