@@ -42,6 +42,13 @@ static assay_status refuse_ignored(const json_t *root, const char *what, const a
                     json_is_null(window),
                 ASSAY_UNSUPPORTED, "%s: sliding_window: %s has no window, expected null or nothing", what,
                 class->model_type);
+    const bool always = class->window == ASSAY_HF_WINDOW_EVERY || class->window == ASSAY_HF_WINDOW_LISTED;
+    ASSAY_CHECK(
+        !class->strict || !always || !json_is_false(json_object_get(root, "use_sliding_window")),
+        ASSAY_UNSUPPORTED,
+        "%s: use_sliding_window: %s does not read it and has its window, expected sliding_window null "
+        "for none",
+        what, class->model_type);
     for (int i = 0; i < 2; i++)
         ASSAY_CHECK(class->not_null[i] == NULL || !is_null(root, class->not_null[i]), ASSAY_FORMAT,
                     "%s: %s: expected an integer or nothing, found null", what, class->not_null[i]);
