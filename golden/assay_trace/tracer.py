@@ -400,6 +400,9 @@ class Tracer:
         self.finish()
 
     def end_step(self):
+        if self.whole and self.forwards < self.first_microbatch:
+            self.note("the module that is recorded was not called in this step: what it wraps, or a part of it, was called past it, so that "
+                      "no batch is recorded")
         self.parameters.record()
 
     def finish(self, aborted=None):

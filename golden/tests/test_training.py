@@ -60,6 +60,17 @@ def loop(folder, family="llama", dtype=torch.float32, microbatches=2, autocast=N
     trace.close()
 
 
+class Wrapped(torch.nn.Module):
+    """As DistributedDataParallel is: what is inside may be called past it."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, **kwargs):
+        return self.module(**kwargs)
+
+
 def clip(model):
     torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
 
@@ -120,6 +131,10 @@ class Training(unittest.TestCase):
         self.says(0, "clipped from a norm of", dtype=torch.bfloat16, before=clip, options={"foreach": True})
         self.says(1, "(phase grad, rank 0, step 0)", between=lambda m: m.zero_grad())
         self.says(1, "(phase grad, rank 0, step 0)", between=lambda m: m.zero_grad(set_to_none=False), before=clip)
+
+    def test_a_wrapper_that_is_called_past_is_said(self):
+        past = "the module that is recorded was not called in this step"
+        self.says(2, past, wrap=Wrapped, forward=lambda m, n: m.module(input_ids=batch(n), labels=batch(n)).loss)
 
     def test_what_the_optimizer_reads(self):
         for optimizer in ("AdamW", "Adam"):
