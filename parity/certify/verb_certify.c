@@ -310,57 +310,57 @@ static assay_status check_combination(const certify_options *o)
     return ASSAY_OK;
 }
 
+static const assay_extra_option extra[] = {
+    {"so", "LIBRARY:SYMBOL", "the kernel: a function that returns its description (assay_kernel.h)"},
+    {"cuda_runtime", "FILE",
+     "with --so: the libcudart of a library on a device that holds its own (default: what it is linked "
+     "with)"},
+    {"cu", "FILE",
+     "a plain CUDA file instead, compiled with assay-cc for the simulator; needs --launch and "
+     "--operation"},
+    {"compiler", "nvcc|FILE", "with --cu: this nvcc instead, for the device of this machine (tier gpu)"},
+    {"arch", "ARCH", "with --compiler: its -arch, as in sm_90 (default native)"},
+    {"launch", "TEXT",
+     "with --cu: the launch, in the names of the operation's slots, attributes and symbols; act: float "
+     "or "
+     "__nv_bfloat16"},
+    {"shapes", "CONDITIONS", "with --cu: the sizes that it takes, as in 'H>=1 H<=4096' (default: none of 0)"},
+    {"alignment", "BYTES",
+     "with --cu: the first addresses that it takes, as in 16 for float4 (default: an element's)"},
+    {"rounding", "WORDS",
+     "with --cu: intermediate results that it stores in the dtype of activations, as in residual,probs"},
+    {"atomics", NULL, "with --cu: it adds with atomics, bits may change from run to run"},
+    {"python", "PACKAGE:FUNCTION",
+     "a torch or Triton callable instead, through the package assay_trace; needs --operation"},
+    {"python_program", "FILE", "with --python: the interpreter (default python3)"},
+    {"python_device", "cpu|cuda",
+     "with --python: where its tensors are (default cpu: Triton kernels run in Triton's interpreter)"},
+    {"engine", "sim|gpu", "the engine's own kernels instead"},
+    {"program", "FILE", "with --engine: this engine program"},
+    {"variant", "k0|FAMILY=kN|...", "with --engine: kernel variants (default: the fastest)"},
+    {"operation", "OP|all",
+     "with --so: refuse a kernel of another operation; with --engine: which (default all)"},
+    {"out", "DIR", "write the certificate and a page there; needs a key"},
+    {"key", "FILE", "secret key (default ~/.config/assay/certify.key; assay keygen)"},
+    {"valid_days", "N", "days for which the certificate is valid (default 365)"},
+    {"campaign", "N|FIRST-LAST",
+     "with --engine: that many seeds instead, each of which asks every shape in one data mode, one rung "
+     "and one order, so that all meet"},
+    {"cells", "FILE", "with --campaign: write how often each rung ran on which data at which shape"},
+    {"seeds", "N", "draw the data N times (default 2)"},
+    {"fail_fast", NULL,
+     "stop at the first call (--engine, --python: run of all calls; --campaign: seed) in which something "
+     "does not hold; every call is made once before it is made again"},
+    {"call_limit", "S", "seconds of one call of the kernel (default 10)"},
+    {"limit", "S", "seconds of the trial (default 600)"},
+    {"suggest", NULL, "also print the tightest declared arithmetic under which every element passes"},
+    {"keep", "DIR", "keep requests and answers there (traces: assay replay reads them)"},
+    {"abi_header", NULL, "print assay_kernel_ops.h, the indices of slots and attributes"},
+    {"child", "PART", "internal: the process that loads the library"},
+    {NULL, NULL, NULL}};
+
 int parity_main_certify(int argc, char **argv)
 {
-    static const assay_extra_option extra[] = {
-        {"so", "LIBRARY:SYMBOL", "the kernel: a function that returns its description (assay_kernel.h)"},
-        {"cuda_runtime", "FILE",
-         "with --so: the libcudart of a library on a device that holds its own (default: what it is linked "
-         "with)"},
-        {"cu", "FILE",
-         "a plain CUDA file instead, compiled with assay-cc for the simulator; needs --launch and "
-         "--operation"},
-        {"compiler", "nvcc|FILE", "with --cu: this nvcc instead, for the device of this machine (tier gpu)"},
-        {"arch", "ARCH", "with --compiler: its -arch, as in sm_90 (default native)"},
-        {"launch", "TEXT",
-         "with --cu: the launch, in the names of the operation's slots, attributes and symbols; act: float "
-         "or "
-         "__nv_bfloat16"},
-        {"shapes", "CONDITIONS",
-         "with --cu: the sizes that it takes, as in 'H>=1 H<=4096' (default: none of 0)"},
-        {"alignment", "BYTES",
-         "with --cu: the first addresses that it takes, as in 16 for float4 (default: an element's)"},
-        {"rounding", "WORDS",
-         "with --cu: intermediate results that it stores in the dtype of activations, as in residual,probs"},
-        {"atomics", NULL, "with --cu: it adds with atomics, bits may change from run to run"},
-        {"python", "PACKAGE:FUNCTION",
-         "a torch or Triton callable instead, through the package assay_trace; needs --operation"},
-        {"python_program", "FILE", "with --python: the interpreter (default python3)"},
-        {"python_device", "cpu|cuda",
-         "with --python: where its tensors are (default cpu: Triton kernels run in Triton's interpreter)"},
-        {"engine", "sim|gpu", "the engine's own kernels instead"},
-        {"program", "FILE", "with --engine: this engine program"},
-        {"variant", "k0|FAMILY=kN|...", "with --engine: kernel variants (default: the fastest)"},
-        {"operation", "OP|all",
-         "with --so: refuse a kernel of another operation; with --engine: which (default all)"},
-        {"out", "DIR", "write the certificate and a page there; needs a key"},
-        {"key", "FILE", "secret key (default ~/.config/assay/certify.key; assay keygen)"},
-        {"valid_days", "N", "days for which the certificate is valid (default 365)"},
-        {"campaign", "N|FIRST-LAST",
-         "with --engine: that many seeds instead, each of which asks every shape in one data mode, one rung "
-         "and one order, so that all meet"},
-        {"cells", "FILE", "with --campaign: write how often each rung ran on which data at which shape"},
-        {"seeds", "N", "draw the data N times (default 2)"},
-        {"fail_fast", NULL,
-         "stop at the first call (--engine, --python: run of all calls; --campaign: seed) in which something "
-         "does not hold; every call is made once before it is made again"},
-        {"call_limit", "S", "seconds of one call of the kernel (default 10)"},
-        {"limit", "S", "seconds of the trial (default 600)"},
-        {"suggest", NULL, "also print the tightest declared arithmetic under which every element passes"},
-        {"keep", "DIR", "keep requests and answers there (traces: assay replay reads them)"},
-        {"abi_header", NULL, "print assay_kernel_ops.h, the indices of slots and attributes"},
-        {"child", "PART", "internal: the process that loads the library"},
-        {NULL, NULL, NULL}};
     verb_options v = {
         .o = {.arch = "native", .seeds = SEEDS, .valid_days = 365, .call_limit = CALL_LIMIT, .limit = 600.0}};
     char work[ASSAY_PATH] = "";
