@@ -61,7 +61,8 @@ typedef struct assay_hf_mla {
     int64_t groups, groups_chosen; /* defaults of n_group and topk_group; 0: null, no groups */
     int64_t first_dense, shared;   /* of first_k_dense_replace and n_shared_experts */
     double scaling;                /* of routed_scaling_factor */
-    bool rope_interleave;          /* the class reads this word, and has num_nextn_predict_layers */
+    /* V3: the class reads this word, sorts its rotated pairs into halves (names_heads.c) and has num_nextn_predict_layers. */
+    bool rope_interleave;
 } assay_hf_mla;
 
 /* A Hugging Face class in one row: what its config.json says and what its code does.  Adding an architecture of

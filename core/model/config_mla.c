@@ -161,7 +161,7 @@ static assay_status check_ignored(const json_t *root, const char *what, const as
                 "expected 1, found %lld",
                 what, class->model_type, (long long)every);
     ASSAY_CHECK(json_object_get(root, "num_experts") == NULL, ASSAY_UNSUPPORTED,
-                "%s: num_experts: expected %s's own word alone, which reads n_routed_experts only", what,
+                "%s: num_experts: expected %s's own word; assay reads n_routed_experts only", what,
                 class->model_type);
     /* transformers' V2 never divides, DeepSeek's own code does (and leaves the factor out then). */
     ASSAY_CHECK(class->moe.norm_topk_prob.key != NULL ||
