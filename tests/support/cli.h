@@ -19,7 +19,9 @@
 #include <unistd.h>
 
 #define MODELS ASSAY_SOURCE_DIR "/golden/models/"
-enum { CLI_ARGS = 320, CLI_PATH = 600, CLI_LINE = 6000, CLI_LIMIT_S = 100 };
+enum { CLI_ARGS = 320, CLI_PATH = 600, CLI_LINE = 6000 };
+/* Of a program that hangs: what is slow is measured elsewhere, and three programs share two processors. */
+enum { CLI_LIMIT_S = 400 };
 
 typedef struct cli_result {
     int code;        /* exit code, -1 when killed by a signal or by the time limit */
