@@ -20,28 +20,33 @@ typedef struct change {
 
 /* Communication beside compute is the same communication, a shared expert beside the dispatch the same expert, and rows that travel in
  * halves are the same rows: without it what had it, with it what had it not.  Splits over tp are products of fewer rows and shorter
- * sums: the same bits where a row's and an element's do not depend on the others, which neither cuBLASLt nor NCCL promises on a device. */
-static assay_status turn_overlap(const parity_task_state *s, assay_train_options *o, bool *any)
+ * sums: the same bits where a row's and an element's do not depend on the others, which neither cuBLASLt nor NCCL promises on a device.
+ * The bits name an option of Megatron-LM, or of ours (overlap_parts below). */
+enum { GRAD_REDUCE = 1, SHARED_EXPERT = 2, TP_COMM = 4, HALVES = 8, EVERY_OVERLAP = 15 };
+
+static assay_status turn_overlaps(const parity_task_state *s, unsigned which, assay_train_options *o,
+                                  bool *any)
 {
     assay_parallel_config p;
     assay_model_config *config = malloc(sizeof *config);
     ASSAY_CHECK(config != NULL, ASSAY_OUT_OF_MEMORY, "model configuration");
     assay_status st = parity_case_config(s->t->c, config);
-    const bool shared = st == ASSAY_OK && config->moe_shared_expert_intermediate_size > 0;
+    const bool shared =
+        st == ASSAY_OK && (which & SHARED_EXPERT) && config->moe_shared_expert_intermediate_size > 0;
     if (st == ASSAY_OK)
         st = assay_layout_parse(s->t->layout, &p);
-    const bool halves = st == ASSAY_OK && assay_inputs_halves(o, config, &p) == ASSAY_OK;
+    const bool halves = st == ASSAY_OK && (which & HALVES) && assay_inputs_halves(o, config, &p) == ASSAY_OK;
     free(config);
     ASSAY_TRY(st);
     assay_error_clear();
-    const bool reduces = p.data_parallel_size * p.context_parallel_size > 1;
-    if (reduces)
+    const bool reduces = (which & GRAD_REDUCE) && p.data_parallel_size * p.context_parallel_size > 1;
+    if (reduces) {
         o->overlap_grad_reduce = !o->overlap_grad_reduce;
-    if (reduces)
         o->overlap_param_gather = p.zero_stage > 0 && !o->overlap_param_gather;
+    }
     if (shared)
         o->moe_shared_expert_overlap = !o->moe_shared_expert_overlap;
-    const bool sums = p.tensor_model_parallel_size > 1,
+    const bool sums = (which & TP_COMM) && p.tensor_model_parallel_size > 1,
                simulated = json_is_true(json_object_get(s->e->doctor, "simulated"));
     if (sums) {
         o->async_tensor_model_parallel_allreduce = !o->async_tensor_model_parallel_allreduce;
@@ -51,6 +56,31 @@ static assay_status turn_overlap(const parity_task_state *s, assay_train_options
         o->moe_alltoall_halves = !o->moe_alltoall_halves;
     *any = reduces || shared || sums || halves;
     return ASSAY_OK;
+}
+
+static assay_status turn_overlap(const parity_task_state *s, assay_train_options *o, bool *any)
+{
+    return turn_overlaps(s, EVERY_OVERLAP, o, any);
+}
+
+static assay_status turn_grad_reduce(const parity_task_state *s, assay_train_options *o, bool *any)
+{
+    return turn_overlaps(s, GRAD_REDUCE, o, any);
+}
+
+static assay_status turn_shared_expert(const parity_task_state *s, assay_train_options *o, bool *any)
+{
+    return turn_overlaps(s, SHARED_EXPERT, o, any);
+}
+
+static assay_status turn_tp_comm(const parity_task_state *s, assay_train_options *o, bool *any)
+{
+    return turn_overlaps(s, TP_COMM, o, any);
+}
+
+static assay_status turn_halves(const parity_task_state *s, assay_train_options *o, bool *any)
+{
+    return turn_overlaps(s, HALVES, o, any);
 }
 
 /* What runs its forward again before its backward keeps less and computes the same: whole layers in fp32, modules of layers
@@ -236,6 +266,34 @@ static assay_status add_all(parity_report *to, const parity_report *from)
     return ASSAY_OK;
 }
 
+/* Of an overlap that differs: which of its options does, alone; all of them are told where none does. */
+static assay_status name_overlap(parity_task_state *s, const char *first_out, const parity_report *all)
+{
+    static const change parts[] = {{"overlap_grad_reduce", turn_grad_reduce},
+                                   {"moe_shared_expert_overlap", turn_shared_expert},
+                                   {"tp_comm_overlap", turn_tp_comm},
+                                   {"moe_alltoall_halves", turn_halves}};
+    bool found = false;
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        parity_report *alone = NULL;
+        assay_train_options o = s->train;
+        assay_status st = ASSAY_OK;
+        bool any = false;
+        ASSAY_TRY(parts[i].make(s, &o, &any));
+        if (!any)
+            continue;
+        ASSAY_TRY(parity_report_create(&alone));
+        st = run_changed(s, &parts[i], 1, NULL, first_out, alone);
+        if (st == ASSAY_OK && failed(alone) > 0) {
+            found = true;
+            st = add_all(s->report, alone);
+        }
+        parity_report_destroy(alone);
+        ASSAY_TRY(st);
+    }
+    return found ? ASSAY_OK : add_all(s->report, all);
+}
+
 /* Each change alone, after all together differed; `together` is told where no single one does. */
 static assay_status name_change(parity_task_state *s, const change *changes, int n, const char *first_out,
                                 const parity_report *together)
@@ -246,8 +304,11 @@ static assay_status name_change(parity_task_state *s, const change *changes, int
         assay_status st = ASSAY_OK;
         ASSAY_TRY_GOTO(parity_report_create(&alone), st, done);
         ASSAY_TRY_GOTO(run_changed(s, &changes[i], 1, NULL, first_out, alone), st, done);
-        found = found || failed(alone) > 0;
-        ASSAY_TRY_GOTO(add_all(s->report, alone), st, done);
+        const bool differs = failed(alone) > 0;
+        found = found || differs;
+        ASSAY_TRY_GOTO(differs && changes[i].make == turn_overlap ? name_overlap(s, first_out, alone)
+                                                                  : add_all(s->report, alone),
+                       st, done);
     done:
         parity_report_destroy(alone);
         ASSAY_TRY(st);

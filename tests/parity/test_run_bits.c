@@ -23,6 +23,7 @@ static void engine_that_errs_where(const char *name, const char *words)
 
 typedef struct seen {
     int repeat, overlap, recompute, fusion, graph, together; /* failed claims under each name */
+    int tp;                                                  /* of overlap, as are those of `overlap` */
     int all_passed;                                          /* passed claims of the run with every change */
     int shown; /* failed claims with their first elements beside */
 } seen;
@@ -40,7 +41,8 @@ static seen read_seen(const char *path)
             const bool fails = strcmp(verdict, "FAIL") == 0;
             s.shown += fails && json_object_get(o, "excerpt") != NULL;
             s.repeat += fails && strcmp(op, "repeat") == 0;
-            s.overlap += fails && strcmp(op, "overlap") == 0;
+            s.overlap += fails && strcmp(op, "overlap_grad_reduce") == 0;
+            s.tp += fails && strcmp(op, "tp_comm_overlap") == 0;
             s.recompute += fails && strcmp(op, "recompute") == 0;
             s.fusion += fails && strcmp(op, "fusion") == 0;
             s.graph += fails && strcmp(op, "graph") == 0;
@@ -89,7 +91,11 @@ Test(run_bits, the_change_that_differs_is_named)
     engine_that_errs_where("overlaps", "--overlap-grad-reduce");
     s = run_with("overlaps", 1);
     cr_expect_gt(s.overlap, 0);
-    cr_expect_eq(s.repeat + s.recompute + s.fusion + s.together + s.all_passed, 0);
+    cr_expect_eq(s.tp + s.repeat + s.recompute + s.fusion + s.together + s.all_passed, 0);
+    engine_that_errs_where("splits", "--tp-comm-overlap");
+    s = run_in("tp2,dp2", "splits", 1);
+    cr_expect_gt(s.tp, 0);
+    cr_expect_eq(s.overlap + s.repeat + s.recompute + s.fusion + s.together + s.all_passed, 0);
     engine_that_errs_where("fuses", "residual_norm=k0");
     s = run_with("fuses", 1);
     cr_expect_gt(s.fusion, 0);
