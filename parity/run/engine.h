@@ -41,6 +41,8 @@ assay_status parity_engine_check_variant(const parity_engine *e, const char *tex
 /* Model, weights, batch file, layout, precision, kernels and steps fit each other and the engine (engine_inputs.c); the message is that of
  * the first that does not. */
 assay_status parity_engine_check_inputs(const parity_engine *e, const assay_train_options *o);
+/* Options of experts say nothing to a model that has none, and a policy nothing where no row is dropped: refused where they are given. */
+assay_status parity_check_expert_options(const assay_train_options *o, const assay_model_config *config);
 /* World size of a layout. */
 assay_status parity_layout_world(const char *layout, int *world);
 

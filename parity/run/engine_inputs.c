@@ -4,6 +4,23 @@
 #include "core/run/inputs.h"
 #include "parity/run/engine.h"
 #include <stdlib.h>
+#include <string.h>
+
+assay_status parity_check_expert_options(const assay_train_options *o, const assay_model_config *config)
+{
+    for (const assay_option_row *row = assay_train_option_table(); row->name != NULL; row++)
+        ASSAY_CHECK(config->num_moe_experts > 0 || strncmp(row->name, "moe_", 4) != 0 ||
+                        !assay_train_option_given(o, row->name),
+                    ASSAY_INVALID_ARGUMENT, "--%s: has no meaning here: %s has no experts", row->name,
+                    o->model);
+    ASSAY_CHECK(!assay_train_option_given(o, "moe_token_drop_policy") ||
+                    o->moe_expert_capacity_factor > 0.0 ||
+                    (config->training.given && config->training.moe_expert_capacity_factor > 0.0),
+                ASSAY_INVALID_ARGUMENT,
+                "--moe_token_drop_policy: has no meaning here: nothing is dropped without "
+                "moe_expert_capacity_factor");
+    return ASSAY_OK;
+}
 
 assay_status parity_engine_check_inputs(const parity_engine *e, const assay_train_options *o)
 {
@@ -20,6 +37,7 @@ assay_status parity_engine_check_inputs(const parity_engine *e, const assay_trai
     assay_model_config *config = malloc(sizeof *config);
     ASSAY_CHECK(config != NULL, ASSAY_OUT_OF_MEMORY, "model configuration");
     ASSAY_TRY_GOTO(assay_config_load(o->model, config), st, done);
+    ASSAY_TRY_GOTO(parity_check_expert_options(o, config), st, done);
     meant = *o;
     ASSAY_TRY_GOTO(assay_inputs_take_config(&meant, config), st, done);
     ASSAY_TRY_GOTO(assay_inputs_spec(&meant, config, &spec), st, done);

@@ -40,23 +40,6 @@ assay_status parity_step_option(void *user, const char *name, const char *text)
     return ASSAY_OK;
 }
 
-/* Options of experts say nothing to a model that has none, and a policy nothing where no row is dropped. */
-static assay_status check_expert_options(const assay_train_options *o, const assay_model_config *config)
-{
-    for (const assay_option_row *row = assay_train_option_table(); row->name != NULL; row++)
-        ASSAY_CHECK(config->num_moe_experts > 0 || strncmp(row->name, "moe_", 4) != 0 ||
-                        !assay_train_option_given(o, row->name),
-                    ASSAY_INVALID_ARGUMENT, "--%s: has no meaning here: %s has no experts", row->name,
-                    o->model);
-    ASSAY_CHECK(!assay_train_option_given(o, "moe_token_drop_policy") ||
-                    o->moe_expert_capacity_factor > 0.0 ||
-                    (config->training.given && config->training.moe_expert_capacity_factor > 0.0),
-                ASSAY_INVALID_ARGUMENT,
-                "--moe_token_drop_policy: has no meaning here: nothing is dropped without "
-                "moe_expert_capacity_factor");
-    return ASSAY_OK;
-}
-
 /* What belongs to optimizer steps has no meaning where the batch file asks for none: it would be ignored. */
 static assay_status check_given_options(const assay_train_options *o)
 {
@@ -94,7 +77,7 @@ static assay_status check_given_options(const assay_train_options *o)
     assay_status st = ASSAY_OK;
     ASSAY_CHECK(config != NULL, ASSAY_OUT_OF_MEMORY, "model configuration");
     ASSAY_TRY_GOTO(assay_config_load(o->model, config), st, done);
-    ASSAY_TRY_GOTO(check_expert_options(o, config), st, done);
+    ASSAY_TRY_GOTO(parity_check_expert_options(o, config), st, done);
     ASSAY_TRY_GOTO(assay_batches_open(&batches, o->batch, config->vocab_size), st, done);
     for (size_t i = 0; i < sizeof names / sizeof *names && !batches.training; i++)
         ASSAY_CHECK_GOTO(!assay_train_option_given(o, names[i]), ASSAY_INVALID_ARGUMENT, st, done,

@@ -251,6 +251,8 @@ Test(cli_bench, what_cannot_run_is_refused_before_anything_starts)
         {"--case llama --layout dp64", {"dp64", NULL}},
         {"--model " MODELS "llama --batch " MODELS "llama/train_batch.safetensors --layout pp9",
          {"pp9", NULL}},
+        {"--model " MODELS "llama --batch " MODELS "llama/train_batch.safetensors --moe-aux-loss-coeff 0.1",
+         {"--moe_aux_loss_coeff: has no meaning here", "llama has no experts", NULL}},
         {"--case llama --variant atention=k1", {"unknown family", "did you mean", NULL}},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
