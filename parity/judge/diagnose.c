@@ -46,6 +46,11 @@ void parity_trial_add(trial *t, const comparison *v, int64_t i, int64_t source, 
     t->largest = fmax(t->largest, bits);
 }
 
+bool parity_trial_lost(const trial *t, int64_t elements)
+{
+    return 50 * (t->elements - t->explained) > elements;
+}
+
 bool parity_trial_holds(const trial *t, double cost)
 {
     return t->wrong > 0 && 50 * t->explained >= 49 * t->elements && 2 * t->usual <= t->wrong &&

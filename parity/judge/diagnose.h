@@ -35,6 +35,8 @@ typedef struct trial {
 double parity_trial_slack(const comparison *v, int64_t source, double factor);
 /* Element i is predicted to be factor * expected[source]; rarity: bits that a match is worth at most. */
 void parity_trial_add(trial *t, const comparison *v, int64_t i, int64_t source, double factor, double rarity);
+/* More than one element in 50 of `elements` is unexplained already: it will not hold. */
+bool parity_trial_lost(const trial *t, int64_t elements);
 /* cost: bits of the hypothesis' free choices. */
 bool parity_trial_holds(const trial *t, double cost);
 

@@ -56,7 +56,7 @@ static bool say_transposed(const table *t, char *out, size_t capacity)
     if (n < 2 || m < 2)
         return false;
     for (int64_t block = 0; block < v->count / (n * m); block++) {
-        for (int64_t k = 0; k < n * m; k++)
+        for (int64_t k = 0; k < n * m && !parity_trial_lost(&held, v->count); k++)
             add(&held, t, block * n * m + k % m * n + k / m, block * n * m + k);
     }
     if (!parity_trial_holds(&held, 1.0))
@@ -81,7 +81,7 @@ static bool say_shifted(const table *t, char *out, size_t capacity)
     for (int shift = -1; shift <= 1; shift += 2) {
         trial held = {0};
         int64_t n = 0;
-        for (int64_t i = first; i <= last; i++) {
+        for (int64_t i = first; i <= last && !parity_trial_lost(&held, (last - first + 1) * t->width); i++) {
             if (i - shift < 0 || i - shift >= t->rows)
                 continue;
             n++;
