@@ -71,6 +71,7 @@ static assay_status read_inputs(gpu_engine *e)
     assay_grid_coords(&e->grid, e->env.rank, &at);
     ASSAY_TRY(assay_batch_share_make(assay_needs_all_rows(&e->options), e->batches.microbatches, e->batches.b,
                                      e->grid.p.data_parallel_size, at.dp, &e->share));
+    ASSAY_TRY(assay_inputs_rows(o, &e->config, e->share.rows_split));
     if (o->enable_cuda_graph)
         ASSAY_TRY(assay_inputs_cuda_graph(o, &e->config, &e->grid.p, e->share.rows_split));
     const int64_t held = e->batches.steps;

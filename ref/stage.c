@@ -105,15 +105,15 @@ static assay_status cross_entropy_fwd(ref_pass *p, ref_stage_acts *a)
 static double target_weight(const ref_pass *p, const ref_stage_acts *a, int r)
 {
     const assay_batches *b = p->e->run->batches;
-    const int cp = p->e->grid.p.context_parallel_size;
+    const int ranks = p->e->grid.p.context_parallel_size *
+                      (p->ranks[r].share.rows_split ? p->e->grid.p.data_parallel_size : 1);
     if (p->e->options.calculate_per_token_loss)
         return 1.0 / (double)p->e->targets;
-    if (p->e->options.semantics == ASSAY_SEMANTICS_MEGATRON && cp > 1) {
+    if (p->e->options.semantics == ASSAY_SEMANTICS_MEGATRON && ranks > 1) {
         const ref_int_piece *targets = &a->targets.at[r];
         int64_t local = 0;
         for (int64_t t = 0; t < targets->rows; t++)
             local += targets->x[t] != ASSAY_IGNORE_INDEX;
-        const int ranks = cp * (p->ranks[r].share.rows_split ? p->e->grid.p.data_parallel_size : 1);
         return 1.0 / ((double)b->microbatches * (double)ranks * (double)(local > 0 ? local : 1));
     }
     const int64_t n = ref_microbatch_targets(b, p->step, ref_pass_microbatch(p, r));

@@ -131,12 +131,32 @@ assay_status assay_inputs_steps(const assay_train_options *o, bool training, int
     ASSAY_CHECK(o->train_iters <= steps, ASSAY_INVALID_ARGUMENT,
                 "train_iters %lld: the batch file holds %lld steps", (long long)o->train_iters,
                 (long long)steps);
+    const int64_t last = o->train_iters > 0 ? o->train_iters : steps;
+    ASSAY_CHECK(!training || o->save_after <= last, ASSAY_INVALID_ARGUMENT,
+                "save_after %lld: expected a step up to the last, %lld: nothing would be saved",
+                (long long)o->save_after, (long long)last);
     if (!training || o->train_iters > 0)
         return ASSAY_OK;
     assay_train_options implied = *o;
     implied.train_iters = steps;
     const assay_status st = assay_train_options_check(&implied);
     return st == ASSAY_OK ? st : assay_context(st, "the batch file holds %lld steps", (long long)steps);
+}
+
+assay_status assay_inputs_rows(const assay_train_options *o, const assay_model_config *config,
+                               bool rows_split)
+{
+    const bool balances =
+        config->num_moe_experts > 0 &&
+        (assay_balancing_coeff(o, ASSAY_BALANCING_AUX) > 0.0 ||
+         assay_balancing_coeff(o, ASSAY_BALANCING_SEQ_AUX) > 0.0 ||
+         assay_balancing_coeff(o, ASSAY_BALANCING_GLOBAL_AUX) > 0.0 || o->moe_z_loss_coeff > 0.0);
+    ASSAY_CHECK(
+        o->semantics != ASSAY_SEMANTICS_MEGATRON || !rows_split || !balances, ASSAY_UNSUPPORTED,
+        "semantics megatron: balancing losses where dp ranks share the rows of a microbatch: every rank "
+        "of Megatron-LM has losses of its own rows, which is not reproduced; expected a number of "
+        "microbatches that dp divides");
+    return ASSAY_OK;
 }
 
 assay_status assay_inputs_layout(const char *layout, const assay_train_options *o,
@@ -150,6 +170,7 @@ assay_status assay_inputs_layout(const char *layout, const assay_train_options *
     ASSAY_TRY(assay_grid_check_model(&grid, config));
     ASSAY_TRY(assay_batch_share_make(assay_needs_all_rows(o), microbatches, b, grid.p.data_parallel_size, 0,
                                      &share));
+    ASSAY_TRY(assay_inputs_rows(o, config, share.rows_split));
     const int64_t stages = p.pipeline_model_parallel_size;
     ASSAY_CHECK(p.virtual_pipeline_model_parallel_size == 1 || share.n_microbatches <= stages ||
                     share.n_microbatches % stages == 0,
@@ -195,6 +216,10 @@ static assay_status check_graph_of_experts(const assay_train_options *o, const a
         {assay_pads_rows(o), "the host waits for the rows of experts that are padded"},
         {rows_split && whole, "balancing losses over the rows of all dp ranks need a collective inside a "
                               "microbatch, which is not captured"},
+        {o->semantics == ASSAY_SEMANTICS_MEGATRON && p->data_parallel_size > 1 &&
+             assay_balancing_coeff(o, ASSAY_BALANCING_GLOBAL_AUX) > 0.0,
+         "the running counts of global_aux_loss are summed over dp inside a microbatch, which is not "
+         "captured"},
         {o->moe_input_jitter_eps > 0.0 || o->moe_router_force_load_balancing,
          "the router draws by numbers that a kernel gets from the host in every step"},
     };

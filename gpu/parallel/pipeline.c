@@ -141,10 +141,10 @@ static double loss_scale(const pipeline *p, int64_t microbatch)
     const gpu_model *m = p->m;
     if (m->options->calculate_per_token_loss)
         return 1.0 / (double)m->targets;
-    const bool local = m->options->semantics == ASSAY_SEMANTICS_MEGATRON && m->cp > 1;
+    const int ranks = m->cp * (m->rows_split ? m->grid->p.data_parallel_size : 1);
+    const bool local = m->options->semantics == ASSAY_SEMANTICS_MEGATRON && ranks > 1;
     const int64_t n =
         local ? local_targets(p, microbatch) : gpu_microbatch_targets(p->batches, p->step, microbatch);
-    const int ranks = m->cp * (m->rows_split ? m->grid->p.data_parallel_size : 1);
     return 1.0 / ((double)m->step_microbatches * (double)(local ? ranks : 1) * (double)(n > 0 ? n : 1));
 }
 

@@ -42,9 +42,9 @@ static double target_weight(const plan *p)
     const assay_train_options *o = p->job->options;
     if (o->calculate_per_token_loss)
         return 1.0 / (double)p->n_targets;
-    if (o->semantics == ASSAY_SEMANTICS_MEGATRON && p->cp > 1) {
+    const int ranks = p->cp * (p->share.rows_split ? p->job->grid->p.data_parallel_size : 1);
+    if (o->semantics == ASSAY_SEMANTICS_MEGATRON && ranks > 1) {
         const int64_t here = targets_here(p);
-        const int ranks = p->cp * (p->share.rows_split ? p->job->grid->p.data_parallel_size : 1);
         return 1.0 / ((double)b->microbatches * (double)ranks * (double)(here > 0 ? here : 1));
     }
     const int64_t n = plan_targets(b, p->step, p->microbatch);
