@@ -18,7 +18,8 @@ static bool equal_as_stored(double x, assay_dtype a, double y, assay_dtype b)
     const assay_dtype coarse = assay_dtype_precision(b) < assay_dtype_precision(a) ? b : a;
     if (x == y || ref_round(x, coarse) == ref_round(y, coarse))
         return true;
-    return a != b && fabs(x - y) <= ldexp(fabs(x), 1 - assay_dtype_precision(coarse));
+    return a != b && isfinite(x) && isfinite(y) &&
+           fabs(x - y) <= ldexp(fabs(x), 1 - assay_dtype_precision(coarse));
 }
 
 static void count_differences(const double *x, assay_dtype from, const double *y, assay_dtype to,

@@ -10,7 +10,10 @@ typedef struct gradient_pair {
     const assay_trace_tensor *left, *read; /* by the backward, by the optimizer */
     double own,
         off; /* the factor that fits this one, and the worst of its elements: roundings from the factor of all */
+    double products, squares; /* of its finite elements */
     int64_t n_off;
+    bool lost,
+        made; /* read a number that is none where the backward left one; something where it left zeros alone */
 } gradient_pair;
 
 typedef struct gradient_step {
@@ -99,27 +102,36 @@ static const assay_trace_tensor *find_read(const assay_trace_tensor *const *read
 static void fit(gradient_step *s)
 {
     double unit = 1.0, products = 0.0, squares = 0.0;
-    for (int64_t k = 0; k < s->n; k++)
-        unit = fmin(unit, unit_of(s->pairs[k].left->dtype));
     s->norm = 0.0;
     for (int64_t k = 0; k < s->n; k++) {
         gradient_pair *p = &s->pairs[k];
         const int64_t count = count_of(p->left);
         double own = 0.0, all = 0.0;
+        bool more = false;
         for (int64_t i = 0; i < count; i++) {
             const double g = parity_decode(p->left->data, i, p->left->dtype),
                          o = parity_decode(p->read->data, i, p->read->dtype);
+            p->lost = p->lost || (isfinite(g) && !isfinite(o));
+            more = more || o != 0.0;
             if (!isfinite(g) || !isfinite(o))
                 continue;
             own += g * o;
             all += g * g;
         }
         p->own = all > 0.0 ? own / all : (double)NAN;
+        p->made = more && all == 0.0 && !p->lost;
+        p->products = own;
+        p->squares = all;
         s->norm += all;
+        if (all > 0.0)
+            unit = fmin(unit, unit_of(p->left->dtype));
+    }
+    for (int64_t k = 0; k < s->n; k++) {
+        const gradient_pair *p = &s->pairs[k];
         if (unit_of(p->left->dtype) > unit)
             continue; /* a coarser one would blur the factor */
-        products += own;
-        squares += all;
+        products += p->products;
+        squares += p->squares;
     }
     s->norm = sqrt(s->norm);
     s->unit = unit;
@@ -257,12 +269,31 @@ static assay_status judge_beside_first(check_state *c, const gradient_step *s, d
     return ASSAY_OK;
 }
 
+/* No element tells a factor: nothing is finite, or the backward left zeros alone. */
+static void judge_without_factor(check_state *c, const gradient_step *s)
+{
+    char text[PARITY_TEXT];
+    for (int64_t k = 0; k < s->n; k++) {
+        const gradient_pair *p = &s->pairs[k];
+        if (!p->lost && !p->made)
+            continue;
+        snprintf(text, sizeof text, "%s: first %.300s",
+                 p->lost ? "are no numbers, and those of the backward are"
+                         : "are not 0, and those of the backward are",
+                 p->left->name);
+        finding(c, s, text);
+        return;
+    }
+}
+
 static assay_status judge(check_state *c, gradient_step *s, gradient_factors *first)
 {
     char text[PARITY_TEXT];
     fit(s);
-    if (isnan(s->factor))
+    if (isnan(s->factor)) {
+        judge_without_factor(c, s);
         return ASSAY_OK;
+    }
     const int64_t n_off = measure(s);
     const double close = 2.0 * roundings * s->unit;
     if (n_off > 0) {

@@ -173,12 +173,12 @@ static int64_t all_targets(const check_state *c)
     return n;
 }
 
-/* Microbatches that are part of the objective. */
+/* Microbatches that are part of the objective: one whose targets are all masked is, with a loss of 0 (docs/SEMANTICS.md). */
 static int64_t all_counting(const check_state *c)
 {
     int64_t n = 0;
     for (int64_t m = 0; m < c->reference->batches.microbatches; m++)
-        n += c->reference->microbatches[m].targets > 0;
+        n += !c->reference->microbatches[m].evaluation;
     return n;
 }
 

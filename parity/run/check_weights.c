@@ -48,8 +48,10 @@ static assay_status compare(check_state *c, const parity_entry *e, const assay_n
     *bad = 0;
     parity_result_init(&finding);
     ASSAY_TRY_GOTO(parity_entry_assemble(c->index, e, &found, &finding), st, done);
-    if (!found.complete)
+    if (!found.complete) {
+        *bad = -1; /* nothing was compared; `whole` says why it cannot be put together */
         goto done;
+    }
     ASSAY_TRY_GOTO(parity_align(row, &found, &ours, &a, &b), st, done);
     ASSAY_TRY_GOTO(parity_decode_all(a.data, a.count, a.dtype, &x), st, done);
     ASSAY_TRY_GOTO(parity_decode_all(b.data, b.count, b.dtype, &y), st, done);
@@ -86,6 +88,11 @@ static assay_status take(check_state *c, const parity_entry *e, const assay_name
     const int64_t length = row->n_pieces == 0 ? found.count : p->ndim > 1 ? p->shape[p->ndim - 1] : 1;
     for (int i = 0; i < n; i++) {
         const assay_hf_piece *x = row->n_pieces > 0 ? &row->pieces[i] : &whole;
+        const bool fits = row->n_pieces == 0 ? found.count == assay_param_elements(p)
+                                             : (x->src + x->rows) * length <= found.count &&
+                                                   (x->dst + x->rows) * length <= assay_param_elements(p);
+        if (!fits) /* judge() has said so */
+            continue;
         for (int64_t k = 0; k < x->rows * length; k++)
             to[x->dst * length + k] = parity_decode(found.data, x->src * length + k, found.dtype);
     }
@@ -142,13 +149,14 @@ static assay_status judge(check_state *c, const parity_entry *e, const assay_nam
     const assay_status st = compare(c, e, row, param, &bad, diagnosis);
     if (st == ASSAY_MISMATCH) {
         check_fail(c, CHECK_WEIGHTS, "%s: %.300s", e->name, assay_error_message());
+        c->n_misshapen++;
         assay_error_clear();
         return ASSAY_OK;
     }
     ASSAY_TRY(st);
     if (bad == 0)
         c->passed[CHECK_WEIGHTS]++;
-    else
+    else if (bad > 0)
         check_fail(c, CHECK_WEIGHTS, "%s is not the folder's: %lld elements differ%s%.400s", e->name,
                    (long long)bad, diagnosis[0] != '\0' ? "; looks like: " : "", diagnosis);
     return ASSAY_OK;
@@ -162,8 +170,9 @@ assay_status check_weights(check_state *c)
     }
     const size_t listed = json_array_size(c->others);
     ASSAY_TRY(each_parameter(c, judge));
-    /* A run that has trained since has other values everywhere; a weight that was loaded wrongly is one among many. */
-    if (c->failed[CHECK_WEIGHTS] > c->passed[CHECK_WEIGHTS]) {
+    /* A run that has trained since has other values everywhere; a weight that was loaded wrongly is one among many, and another shape is
+     * another model. */
+    if (c->n_misshapen == 0 && c->failed[CHECK_WEIGHTS] > c->passed[CHECK_WEIGHTS]) {
         check_note(c,
                    "%lld of %lld recorded parameters are not the folder's: taken for a run that has trained "
                    "since; the "

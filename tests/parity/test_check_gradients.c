@@ -1,6 +1,9 @@
 /* Laws of `assay check` on what an optimizer read, and on what a recorder says of its trace: the honest run of golden/planted with
  * gradients of a step of an optimizer, or with notes. */
+#include "core/base/file.h"
 #include "core/base/json.h"
+#include "core/files/tensorfile.h"
+#include "core/files/tensorwriter.h"
 #include "tests/support/parity.h"
 
 #define PLANTED ASSAY_SOURCE_DIR "/golden/planted/"
@@ -130,6 +133,11 @@ static double nothing(const char *name, int64_t i, double g)
     (void)name, (void)i, (void)g;
     return 0.0;
 }
+static double no_number(const char *name, int64_t i, double g)
+{
+    (void)name, (void)i, (void)g;
+    return (double)NAN;
+}
 static double one_by_one(const char *name, int64_t i, double g)
 {
     (void)i;
@@ -157,6 +165,7 @@ Test(parity_check_gradients, what_the_optimizer_read_is_judged)
         {cut, 0, "cut at +-0.03125"},
         {doubled, 1, "WRONG: the gradients that the optimizer read (rank 0, step 0) are 2 times those"},
         {nothing, 1, "are 0 times those of the backward"},
+        {no_number, 1, "are no numbers, and those of the backward are"},
         {one_by_one, 1, "clipped one by one, where the global norm gives one factor for all"},
         {one_element, 1, "1 of 21 parameters differ, the most lm_head.weight.grad in 1 of"},
     };
@@ -191,6 +200,60 @@ Test(parity_check_gradients, what_a_scaler_multiplied_is_divided_out_and_must_be
         cr_expect(strstr(text, rows[i].word), "%zu: %s", i, text);
         remove_path(dir);
     }
+}
+
+/* A weight of the folder, one of what is an inner dimension of the MLP less. */
+static void write_narrow_folder(char dir[256])
+{
+    static char narrow[4096];
+    char from[256], path[512];
+    assay_tensorfile *f;
+    assay_tensorwriter *w;
+    uint64_t bytes;
+    char *text;
+    must(assay_read_file(PLANTED "models/llama/config.json", 4000, &text, &bytes));
+    const char *at = strstr(text, "\"intermediate_size\": ");
+    cr_assert_not_null(at);
+    at += strlen("\"intermediate_size\": ");
+    char *end;
+    const long inner = strtol(at, &end, 10);
+    snprintf(narrow, sizeof narrow, "%.*s%ld%s", (int)(at - text), text, inner - 1, end);
+    free(text);
+    must(assay_mkdir_p(fresh_path(dir, "narrow")));
+    snprintf(path, sizeof path, "%s/config.json", dir);
+    must(assay_write_file(path, narrow, strlen(narrow)));
+    snprintf(from, sizeof from, "%s", PLANTED "models/llama/model.safetensors");
+    must(assay_tensorfile_open(&f, from));
+    snprintf(path, sizeof path, "%s/model.safetensors", dir);
+    must(assay_tensorwriter_create(&w, path));
+    for (int64_t i = 0; i < assay_tensorfile_count(f); i++) {
+        const assay_tensor_info *t = assay_tensorfile_at(f, i);
+        const bool cut = t->ndim == 2 && (t->shape[0] == inner || t->shape[1] == inner);
+        const int64_t shape[2] = {t->shape[0] - (t->shape[0] == inner),
+                                  t->ndim == 2 ? t->shape[1] - (t->shape[1] == inner) : 0};
+        must(assay_tensorwriter_add_copy(w, t->name, t->dtype, cut ? shape : t->shape, t->ndim, t->data));
+    }
+    must(assay_tensorwriter_finish(w));
+    assay_tensorwriter_destroy(w);
+    assay_tensorfile_close(f);
+}
+
+/* Another model's folder: the reference's arrays are of its shapes, and what was recorded does not go into them. */
+Test(parity_check_gradients, recorded_parameters_of_another_shape)
+{
+    char dir[256], text[16384];
+    int code = -1;
+    write_narrow_folder(dir);
+    FILE *out = tmpfile();
+    must(parity_check_run(PLANTED "honest_llama", dir, NULL, false, out, &code));
+    rewind(out);
+    text[fread(text, 1, sizeof text - 1, out)] = '\0';
+    fclose(out);
+    cr_expect_eq(code, 1, "%s", text);
+    cr_expect(strstr(text, "mlp.down_proj.weight") != NULL &&
+                  strstr(text, "taken for a run that has trained") == NULL,
+              "%s", text);
+    remove_path(dir);
 }
 
 /* Two ranks with the tensors of the honest run, one of them with another norm. */
