@@ -218,7 +218,7 @@ bool assay_pads_rows(const assay_train_options *o);
  * except for --help / --usage / --version. */
 typedef struct assay_extra_option {
     const char *name;     /* snake_case */
-    const char *argument; /* NULL: a flag */
+    const char *argument; /* NULL: a flag; "FILE...": may stand several times, all others once */
     const char *help;
 } assay_extra_option;
 /* Values of such options: a whole number within limits; a text that fits.  Messages name the option, what was expected and found. */

@@ -5,6 +5,7 @@
 #include "core/run/outputs.h"
 
 #include <argp.h>
+#include <ctype.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,7 +32,8 @@ typedef struct parser {
     const char *doc, *args_doc, *program;
     struct argp_option *options;
     char (*names)[MAX_NAME]; /* spelling with '-' */
-    int n_options, n_names;
+    const char **given;      /* of each key: its value so far */
+    int n_options, n_names, n_table;
     assay_status status;
 } parser;
 
@@ -117,6 +119,29 @@ static void explain(parser *p, const struct argp_state *state)
         ASSAY_ERROR(ASSAY_INVALID_ARGUMENT, "'%.64s': %s%s (--help lists all)", text, why, suggestion);
 }
 
+/* "FILE..." may stand several times; "NAME,..." is a list within one value. */
+static bool may_repeat(const char *argument)
+{
+    const size_t n = argument != NULL ? strlen(argument) : 0;
+    return n > 3 && strcmp(argument + n - 3, "...") == 0 && isalpha((unsigned char)argument[n - 4]);
+}
+
+/* A second value would replace the first without a word. */
+static bool given_before(parser *p, int key, const char *text)
+{
+    const bool extra = key >= KEY_EXTRA;
+    const assay_extra_option *own = extra ? &p->extra[key - KEY_EXTRA] : NULL;
+    const char *name = extra ? own->name : assay_train_option_table()[key - KEY_TABLE].name;
+    const char **before = &p->given[extra ? p->n_table + key - KEY_EXTRA : key - KEY_TABLE];
+    const char *value = text != NULL ? text : "";
+    if (*before != NULL && strcmp(*before, value) != 0 && !(extra && may_repeat(own->argument)))
+        p->status =
+            ASSAY_ERROR(ASSAY_INVALID_ARGUMENT, "--%s %.300s: expected once, found --%s %.300s before it",
+                        name, value, name, *before);
+    *before = value;
+    return p->status != ASSAY_OK;
+}
+
 static error_t on_key(int key, char *text, struct argp_state *state)
 {
     parser *p = state->input;
@@ -140,6 +165,8 @@ static error_t on_key(int key, char *text, struct argp_state *state)
     default:
         break;
     }
+    if (key >= KEY_TABLE && key < KEY_HELP && given_before(p, key, text))
+        return EINVAL;
     if (key >= KEY_EXTRA && key < KEY_HELP)
         return give_argument(p, p->extra[key - KEY_EXTRA].name, text);
     if (key >= KEY_TABLE && key < KEY_EXTRA) {
@@ -264,6 +291,7 @@ assay_status assay_options_parse(int argc, char **argv, const char *doc, const c
     int rows = 0;
     while (assay_train_option_table()[rows].name != NULL)
         rows++;
+    const int n_table = rows;
     for (int i = 0; extra != NULL && extra[i].name != NULL; i++, rows++)
         ASSAY_CHECK(strlen(extra[i].name) < MAX_NAME, ASSAY_INTERNAL, "option name '%s' is too long",
                     extra[i].name);
@@ -273,7 +301,8 @@ assay_status assay_options_parse(int argc, char **argv, const char *doc, const c
                 .callback = callback,
                 .user = user,
                 .doc = doc,
-                .args_doc = args_doc};
+                .args_doc = args_doc,
+                .n_table = n_table};
     p.program = argc > 0 && argv[0] != NULL ? argv[0] : "assay";
     if (strrchr(p.program, '/') != NULL)
         p.program = strrchr(p.program, '/') + 1;
@@ -281,7 +310,9 @@ assay_status assay_options_parse(int argc, char **argv, const char *doc, const c
     /* Two spellings and perhaps a heading for each row, help, usage, version, and the end. */
     p.options = calloc((size_t)rows * 3 + 4, sizeof *p.options);
     p.names = calloc((size_t)rows + 1, sizeof *p.names);
-    ASSAY_CHECK_GOTO(p.options != NULL && p.names != NULL, ASSAY_OUT_OF_MEMORY, st, done, "%d options", rows);
+    p.given = calloc((size_t)rows + 1, sizeof *p.given);
+    ASSAY_CHECK_GOTO(p.options != NULL && p.names != NULL && p.given != NULL, ASSAY_OUT_OF_MEMORY, st, done,
+                     "%d options", rows);
     add_all(&p);
     if (describing.describe != NULL)
         ASSAY_TRY_GOTO(describe_all(&p), st, done);
@@ -289,6 +320,7 @@ assay_status assay_options_parse(int argc, char **argv, const char *doc, const c
     if (o != NULL)
         ASSAY_TRY_GOTO(assay_train_options_join_layout(o), st, done);
 done:
+    free(p.given);
     free(p.names);
     free(p.options);
     return st;

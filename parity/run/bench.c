@@ -31,7 +31,8 @@ static const assay_extra_option EXTRA[] = {
      "of data that is drawn: tokens of a sequence (default 4096, in the simulator 64, at most the model's)"},
     {"seed", "N", "of data that is drawn and of a case (default 1234, or the case's own)"},
     {"instances", NULL, "a line for each instance of an operation"},
-    {"beside", "FILE", "print this result beside (golden/bench_torch.py writes PyTorch's); may be repeated"},
+    {"beside", "FILE...",
+     "print this result beside (golden/bench_torch.py writes PyTorch's); may be repeated"},
     {"report", "DIR", "where bench.json, batch.safetensors and logs go (default bench)"},
     {"timeout", "SECONDS", "time limit of the run (default none)"},
     {NULL, NULL, NULL}};
@@ -244,6 +245,7 @@ static assay_status bench(const bench_options *b, const assay_train_options *giv
     snprintf(o.layout, sizeof o.layout, "%s", layout);
     if (is_case)
         ASSAY_TRY_GOTO(parity_engine_check_inputs(&e, &o), st, done);
+    ASSAY_TRY_GOTO(parity_warn_idle_options("assay bench", &o), st, done);
     ASSAY_TRY_GOTO(run_ranks(b, &e, &o, &result), st, done);
     st = finish(b, &e, &o, result);
 done:

@@ -17,7 +17,7 @@ typedef struct parity_data_options {
 } parity_data_options;
 
 #define PARITY_DATA_OPTION_ROWS                                                                              \
-    {"data", "PATH",                                                                                         \
+    {"data", "PATH...",                                                                                      \
      "text file, folder of text files, or PREFIX of a Megatron-LM indexed dataset (again for more)"},        \
         {"tokenizer", "bytes|FILE", "bytes (default), or a tokenizer.json of Hugging Face (docs/TRAIN.md)"}, \
         {"eod_token", "TOKEN",                                                                               \

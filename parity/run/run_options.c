@@ -12,8 +12,8 @@ const assay_extra_option parity_run_option_list[] = {
     {"summary", "FILE|-",
      "also write a short page in Markdown, for the pages of CI; -: to standard output, and all else to "
      "standard error"},
-    {"case", "NAME", "only this case; may be repeated"},
-    {"layout", "LAYOUT", "this layout instead of the case's list; may be repeated"},
+    {"case", "NAME...", "only this case; may be repeated"},
+    {"layout", "LAYOUT...", "this layout instead of the case's list; may be repeated"},
     {"precision", "fp32|bf16", "only this precision"},
     {"check", "NAME", "only this check"},
     {"matrix", "pairwise|full",
@@ -40,18 +40,8 @@ static assay_status parse_shard(parity_run_options *o, const char *text)
     return ASSAY_OK;
 }
 
-/* These take one value: a second one would replace the first without a word. */
-static assay_status check_once(const char *name, const char *before, const char *text)
-{
-    ASSAY_CHECK(before[0] == '\0' || strcmp(before, text) == 0, ASSAY_INVALID_ARGUMENT,
-                "--%s %s: expected once, found --%s %s before it (leave it out for all)", name, text, name,
-                before);
-    return ASSAY_OK;
-}
-
 static assay_status parse_check(parity_run_options *o, const char *text)
 {
-    ASSAY_TRY(check_once("check", o->check, text));
     char known[128] = "";
     assay_suggestion near;
     assay_suggest_begin(&near, text, strlen(text));
@@ -85,7 +75,6 @@ assay_status parity_run_option(void *user, const char *name, const char *text)
     if (strcmp(name, "check") == 0)
         return parse_check(o, text);
     if (strcmp(name, "precision") == 0) {
-        ASSAY_TRY(check_once(name, o->precision, text));
         ASSAY_CHECK(strcmp(text, "fp32") == 0 || strcmp(text, "bf16") == 0, ASSAY_INVALID_ARGUMENT,
                     "--precision: expected fp32 or bf16, found %s", text);
         return assay_option_text(name, text, o->precision, sizeof o->precision);

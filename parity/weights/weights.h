@@ -52,8 +52,8 @@ typedef struct parity_weights_options {
         {"normalize", "true|false", "merge: divide by the sum of weights (default: linear and ties do)"},    \
         {"majority_sign_method", "total|frequency", "merge: how ties elects a sign (default total)"},        \
         {"merge_seed", "N", "merge: of what dare drops (default 0)"},                                        \
-        {"include", "PATTERN", "merge, convert: only these tensors; may be given again"},                    \
-        {"exclude", "PATTERN", "merge, convert: without these tensors; may be given again"},                 \
+        {"include", "PATTERN...", "merge, convert: only these tensors; may be given again"},                 \
+        {"exclude", "PATTERN...", "merge, convert: without these tensors; may be given again"},              \
         {"dtype", "TYPE",                                                                                    \
          "merge, lora-merge, lora-save, convert of a model folder: fp64, fp32, bf16 or fp16; fp8 (not of "   \
          "lora-save): the linear layers"},                                                                   \

@@ -305,6 +305,7 @@ static assay_status note(void *user, const char *name, const char *text)
 }
 
 static const assay_extra_option extra[] = {{"engine", "NAME", "which engine"},
+                                           {"also", "FILE...", "may be repeated"},
                                            {"keep_going", NULL, "do not stop"},
                                            {"bad_value", "X", "is never right"},
                                            {NULL, NULL, NULL}};
@@ -355,12 +356,23 @@ Test(core_options, wrong_command_lines_are_explained)
         {{"bin/assay", "--adam", "1"}, "'--adam': ambiguous option"},
         {{"bin/assay", "--lr", "fast"}, "lr: expected a number, found 'fast'"},
         {{"bin/assay", "--bad-value", "7"}, "bad_value: found '7'"},
+        {{"bin/assay", "--lr=1", "--lr=2"}, "--lr 2: expected once, found --lr 1 before it"},
+        {{"bin/assay", "--engine=a", "--engine=b"}, "--engine b: expected once, found --engine a before it"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         assay_train_options o = defaults();
         seen s;
         expect_error(parse(&o, &s, rows[i].words), ASSAY_INVALID_ARGUMENT, rows[i].message);
     }
+}
+
+Test(core_options, the_same_value_again_and_what_may_be_repeated)
+{
+    assay_train_options o = defaults();
+    seen s;
+    expect_ok(parse(
+        &o, &s, ARGS("--lr", "0.5", "--lr=0.5", "--also", "a", "--also=b", "--keep-going", "--keep-going")));
+    cr_expect_str_eq(s.text, "also=a;also=b;keep_going=(flag);keep_going=(flag);");
 }
 
 Test(core_options, without_a_table_or_callback)

@@ -154,6 +154,8 @@ Test(certify, refusals)
         {"certify --engine sim --operation all_reduce", "no collective"},
         {"certify --out certs --so " EXAMPLES "/rmsnorm.so:example_rmsnorm", "assay keygen"},
         {"gate --require rmsnorm .", "no public key to trust"},
+        {"gate --require rmsnorm --require bogus .",
+         "--require bogus: expected once, found --require rmsnorm"},
     };
     for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
         cli_result r = cli_run("%s", lines[i][0]);
