@@ -4,6 +4,7 @@
 #include "core/files/tensorwriter.h"
 #include "core/run/inputs.h"
 #include "core/run/outputs.h"
+#include "core/run/recompute.h"
 #include "core/run/state.h"
 #include <stdlib.h>
 #include <string.h>
@@ -86,6 +87,7 @@ static assay_status open_checkpoint(step_inputs *in, const assay_train_options *
 static assay_status load(step_inputs *in, const assay_train_options *o)
 {
     assay_parallel_config layout;
+    assay_recompute recompute;
     ASSAY_CHECK(!o->fault[0], ASSAY_UNSUPPORTED, "fault: the reference has no planted faults, found '%s'",
                 o->fault);
     ASSAY_CHECK(!o->substitute[0] && !o->substitute_values[0], ASSAY_UNSUPPORTED,
@@ -99,6 +101,8 @@ static assay_status load(step_inputs *in, const assay_train_options *o)
     ASSAY_TRY(assay_inputs_take_config(&in->options, in->config));
     ASSAY_TRY(assay_inputs_spec(&in->options, in->config, &in->spec));
     ASSAY_TRY(assay_layout_parse(o->layout[0] ? o->layout : "1", &layout));
+    ASSAY_TRY(
+        assay_recompute_from_options(&recompute, o)); /* of the engines; nonsense is refused here, too */
     in->run = (ref_run_config){.spec = in->spec,
                                .options = &in->options,
                                .batches = &in->batches,
@@ -107,6 +111,8 @@ static assay_status load(step_inputs *in, const assay_train_options *o)
     ASSAY_TRY(assay_grid_make(&layout, &in->run.grid));
     ASSAY_TRY(assay_grid_check_model(&in->run.grid, in->config));
     ASSAY_TRY(assay_batches_open(&in->batches, o->batch, in->config->vocab_size));
+    ASSAY_TRY(assay_inputs_layout(o->layout[0] ? o->layout : "1", &in->options, in->config,
+                                  in->batches.microbatches, in->batches.b));
     ASSAY_TRY(ref_weights_load(in->spec, o->model, assay_inputs_load(o), o->draw_weights, &in->weights));
     ASSAY_TRY(ref_weights_not_finite(in->spec, in->weights, warn, (void *)(uintptr_t)o));
     if (o->draw_weights >= 0)

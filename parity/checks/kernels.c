@@ -185,11 +185,11 @@ static void judge_word(const counts *c, const char *word, const char *family, in
     if (above > 0)
         parity_result_fail(r, "%s was asked for, and %lld records are of higher kernels; what ran: %s", word,
                            (long long)above, ran);
-    else if (family[0] == '\0' || at > 0 || (fused && variant == 0))
+    else if (at > 0 || (fused && variant == 0) || (family[0] == '\0' && could == 0))
         r->verdict = PARITY_PASS;
     else if (could > 0)
-        parity_result_fail(r, "%s was asked for, and no record of %s is of k%d; what ran: %s", word, family,
-                           variant, ran);
+        parity_result_fail(r, "%s was asked for, and no record%s%s is of k%d; what ran: %s", word,
+                           family[0] != '\0' ? " of " : "", family, variant, ran);
     else if (c->ladder->operations == NULL)
         parity_result_skip(
             r, "%s was asked for, and the engine does not say which kernels it has (doctor --ops)", word);

@@ -216,6 +216,13 @@ static assay_status check_options(const bisect_options *s, const assay_train_opt
             !assay_train_option_given(o, names[i]), ASSAY_INVALID_ARGUMENT,
             "--%s: has no meaning here: the runs of a bisection write their own traces and nothing else",
             names[i]);
+    ASSAY_CHECK(!o->tp_comm_overlap && !o->async_tensor_model_parallel_allreduce &&
+                    !o->moe_shared_expert_overlap && !o->moe_alltoall_halves,
+                ASSAY_INVALID_ARGUMENT,
+                "--tp-comm-overlap, --async-tensor-model-parallel-allreduce, --moe-shared-expert-overlap, "
+                "--moe-alltoall-halves: have no meaning here: the runs of a bisection have traces, and a run "
+                "with a trace "
+                "makes one operation after the other (assay run --check bitwise compares both)");
     ASSAY_CHECK(s->against[0] == '\0' || s->against_layout[0] == '\0', ASSAY_INVALID_ARGUMENT,
                 "--against and --against-layout: expected one of them");
     ASSAY_CHECK(o->model[0] != '\0', ASSAY_INVALID_ARGUMENT,

@@ -452,6 +452,10 @@ static assay_status make_names(diff *d, parity_aligner **names)
     const bool has_model = d->o->model != NULL && d->o->model[0] != '\0';
     d->compare.walked = d->a;
     d->compare.other = d->b;
+    ASSAY_CHECK(!has_model || has_map || foreign[0] != foreign[1] || d->o->noise != PARITY_NOISE_NONE,
+                ASSAY_INVALID_ARGUMENT,
+                "--model %s: has no meaning for two traces with names of one kind, but with --noise or --map",
+                d->o->model);
     if (foreign[0] == foreign[1] && !has_map) {
         return has_model && foreign[0] && d->o->noise != PARITY_NOISE_NONE
                    ? parity_aligner_create(names, d->o->model, NULL, NULL)

@@ -182,10 +182,17 @@ assay_status parity_engine_find(const char *wish, const char *program, parity_en
 {
     char path[ASSAY_PATH], why[PARITY_TEXT] = "";
     memset(out, 0, sizeof *out);
-    if (program != NULL && program[0] != 0)
-        return use(program, out);
     ASSAY_CHECK(strcmp(wish, "auto") == 0 || strcmp(wish, "gpu") == 0 || strcmp(wish, "sim") == 0,
                 ASSAY_INVALID_ARGUMENT, "engine: expected auto, gpu or sim, found %s", wish);
+    if (program != NULL && program[0] != 0) {
+        ASSAY_TRY(use(program, out));
+        const bool meant = strcmp(wish, "auto") == 0 || strcmp(wish, out->name) == 0;
+        if (!meant)
+            parity_engine_free(out);
+        ASSAY_CHECK(meant, ASSAY_MISMATCH, "engine %s: expected a program of it, but %s is engine %s", wish,
+                    program, out->name);
+        return ASSAY_OK;
+    }
     if (strcmp(wish, "sim") != 0) {
         if (assay_sibling_program("assay-gpu", path, sizeof path) == ASSAY_OK && use(path, out) == ASSAY_OK)
             return ASSAY_OK;

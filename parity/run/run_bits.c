@@ -284,6 +284,8 @@ static assay_status name_overlap(parity_task_state *s, const char *first_out, co
             continue;
         ASSAY_TRY(parity_report_create(&alone));
         st = run_changed(s, &parts[i], 1, NULL, first_out, alone);
+        if (st != ASSAY_OK)
+            (void)add_all(s->report, all); /* which is found already; the error is said beside it */
         if (st == ASSAY_OK && failed(alone) > 0) {
             found = true;
             st = add_all(s->report, alone);
@@ -302,8 +304,18 @@ static assay_status name_change(parity_task_state *s, const change *changes, int
     for (int i = 0; i < n; i++) {
         parity_report *alone = NULL;
         assay_status st = ASSAY_OK;
+        assay_train_options o = s->train;
+        bool any = changes[i].make == NULL;
+        if (!any)
+            ASSAY_TRY(changes[i].make(s, &o, &any));
+        if (!any) /* without the others there is nothing to change */
+            continue;
         ASSAY_TRY_GOTO(parity_report_create(&alone), st, done);
-        ASSAY_TRY_GOTO(run_changed(s, &changes[i], 1, NULL, first_out, alone), st, done);
+        st = run_changed(s, &changes[i], 1, NULL, first_out, alone);
+        if (st != ASSAY_OK) {
+            (void)add_all(s->report, together); /* which is found already; the error is said beside it */
+            goto done;
+        }
         const bool differs = failed(alone) > 0;
         found = found || differs;
         ASSAY_TRY_GOTO(differs && changes[i].make == turn_overlap ? name_overlap(s, first_out, alone)

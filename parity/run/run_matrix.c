@@ -143,9 +143,23 @@ static assay_status layout_tasks(parity_run_state *s, const parity_case *c, assa
     return ASSAY_OK;
 }
 
+/* Of a case that was named, or stands in a file that was, nothing is left out: an error. */
+static assay_status say_no_precision(const parity_run_state *s, const parity_case *c)
+{
+    ASSAY_CHECK(s->o.n_cases == 0 && s->o.n_files == 0, ASSAY_INVALID_ARGUMENT,
+                "--precision %s: case %s has no such precision", s->o.precision, c->name);
+    printf("left out: %s (it has no precision %s)\n", c->name, s->o.precision);
+    return ASSAY_OK;
+}
+
 static assay_status case_tasks(parity_run_state *s, const parity_case *c)
 {
     const int n = s->o.n_layouts > 0 ? s->o.n_layouts : c->n_layouts;
+    bool wanted = false;
+    for (int p = 0; p < c->n_precisions; p++)
+        wanted = wanted || precision_wanted(s, c->precisions[p]);
+    if (!wanted)
+        return say_no_precision(s, c);
     for (int p = 0; p < c->n_precisions; p++)
         for (int i = 0; i < n && precision_wanted(s, c->precisions[p]); i++)
             ASSAY_TRY(layout_tasks(s, c, c->precisions[p],
@@ -331,6 +345,26 @@ static assay_status set_steps(parity_case *c, int64_t steps)
     return ASSAY_OK;
 }
 
+/* An option that says nothing to any of the cases. */
+static assay_status check_overrides(const parity_run_state *s, const assay_train_options *given)
+{
+    bool experts = s->n_cases == 0, steps = s->n_cases == 0;
+    assay_status st = ASSAY_OK;
+    assay_model_config *config = malloc(sizeof *config);
+    ASSAY_CHECK(config != NULL, ASSAY_OUT_OF_MEMORY, "model configuration");
+    for (int i = 0; i < s->n_cases && st == ASSAY_OK; i++) {
+        st = parity_case_config(&s->cases[i], config);
+        experts = experts || (st == ASSAY_OK && config->num_moe_experts > 0);
+        steps = steps || s->cases[i].steps > 0;
+    }
+    free(config);
+    ASSAY_TRY(st);
+    for (const assay_option_row *row = assay_train_option_table(); row->name != NULL && !experts; row++)
+        ASSAY_CHECK(strncmp(row->name, "moe_", 4) != 0 || !assay_train_option_given(given, row->name),
+                    ASSAY_INVALID_ARGUMENT, "--%s: has no meaning here: no case has experts", row->name);
+    return steps ? ASSAY_OK : parity_check_optimizer_options(given, "every case");
+}
+
 assay_status parity_run_apply_overrides(parity_run_state *s, const assay_train_options *given)
 {
     /* Axes of the matrix and what names the data: not options of a case. */
@@ -350,8 +384,10 @@ assay_status parity_run_apply_overrides(parity_run_state *s, const assay_train_o
         if (strcmp(name, "variant") != 0)
             ASSAY_TRY_GOTO(remember_override(&s->o, name, json_object_get(have, name)), st, done);
     }
-    for (int i = 0; i < s->n_cases; i++) {
+    for (int i = 0; i < s->n_cases; i++)
         ASSAY_TRY_GOTO(set_steps(&s->cases[i], given->train_iters), st, done);
+    ASSAY_TRY_GOTO(check_overrides(s, given), st, done);
+    for (int i = 0; i < s->n_cases; i++) {
         assay_train_options_merge(&s->cases[i].options, given, own);
         ASSAY_TRY_GOTO(assay_balancing_check(&s->cases[i].options), st, done);
         ASSAY_TRY_GOTO(parity_case_weights(&s->cases[i]), st, done);

@@ -43,22 +43,7 @@ assay_status parity_step_option(void *user, const char *name, const char *text)
 /* What belongs to optimizer steps has no meaning where the batch file asks for none: it would be ignored. */
 static assay_status check_given_options(const assay_train_options *o)
 {
-    static const char *const names[] = {"optimizer",
-                                        "lr",
-                                        "min_lr",
-                                        "lr_warmup_init",
-                                        "lr_decay_style",
-                                        "lr_wsd_decay_style",
-                                        "lr_warmup_iters",
-                                        "lr_decay_iters",
-                                        "lr_wsd_decay_iters",
-                                        "weight_decay",
-                                        "adam_beta1",
-                                        "adam_beta2",
-                                        "adam_eps",
-                                        "clip_grad",
-                                        "moe_router_bias_update_rate",
-                                        "save",
+    static const char *const names[] = {"save",
                                         "save_after",
                                         "async_save",
                                         "no_save_optim",
@@ -79,6 +64,8 @@ static assay_status check_given_options(const assay_train_options *o)
     ASSAY_TRY_GOTO(assay_config_load(o->model, config), st, done);
     ASSAY_TRY_GOTO(parity_check_expert_options(o, config), st, done);
     ASSAY_TRY_GOTO(assay_batches_open(&batches, o->batch, config->vocab_size), st, done);
+    if (!batches.training)
+        ASSAY_TRY_GOTO(parity_check_optimizer_options(o, o->batch), st, done);
     for (size_t i = 0; i < sizeof names / sizeof *names && !batches.training; i++)
         ASSAY_CHECK_GOTO(!assay_train_option_given(o, names[i]), ASSAY_INVALID_ARGUMENT, st, done,
                          "--%s: has no meaning here: %s holds one batch [b,s] without an optimizer step "
@@ -150,13 +137,19 @@ assay_status parity_step_run(const parity_step_options *s, const assay_train_opt
     if (ref)
         ASSAY_TRY(check_reference_options(s, o));
     ASSAY_TRY(check_given_options(o));
-    if (ref)
-        return ref_step(o);
-    ASSAY_TRY(parity_engine_find(s->engine, s->engine_program, &e));
-    fprintf(stderr, "%s: engine %s (%s)\n", program, e.name, e.reason);
-    assay_status st = parity_engine_check_inputs(&e, o);
     const file_mark out = mark(o->out), trace = mark(o->trace), save = mark(o->save);
+    assay_status st = ASSAY_OK;
+    if (ref) {
+        snprintf(e.program, sizeof e.program, "the reference's");
+        st = ref_step(o);
+    } else {
+        ASSAY_TRY(parity_engine_find(s->engine, s->engine_program, &e));
+        fprintf(stderr, "%s: engine %s (%s)\n", program, e.name, e.reason);
+        st = parity_engine_check_inputs(&e, o);
+    }
     if (st == ASSAY_OK)
+        st = parity_warn_idle_options(program, o);
+    if (st == ASSAY_OK && !ref)
         st = parity_engine_run(&e, "step", o, NULL, NULL, false, s->timeout_s, NULL);
     if (st == ASSAY_OK)
         st = check_written(&e, "out", o->out, out);

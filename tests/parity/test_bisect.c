@@ -489,9 +489,13 @@ Test(bisect, refusals_name_the_option)
                 {"--engine ref", "--engine: expected gpu, sim or auto"},
                 {"--runs 3", "--runs"},
                 {"--keep /tmp", "--keep /tmp: expected a new folder"},
+                {"--tp-comm-overlap --layout tp2", "a run with a trace makes one operation after the other"},
                 {"--precision fp64", "precision fp64"}};
     for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
-        cli_result r = cli_run(LLAMA "%s", list[i].more);
+        const bool own = strncmp(list[i].more, "--engine", 8) == 0;
+        cli_result r =
+            cli_run("bisect %s--model " MODELS "llama --batch " MODELS "llama/batch.safetensors %s",
+                    own ? "" : "--engine sim ", list[i].more);
         cr_expect(r.code == 2 && strstr(r.err, list[i].words) != NULL, "%s: %d %s", list[i].more, r.code,
                   r.err);
         cli_free(&r);

@@ -92,6 +92,7 @@ Test(parity_diff, result_files_are_compared_by_name)
     } rows[] = {
         {"loss", 4.0, false, -1.0, 0, "no difference in 1 tensors, bit for bit"},
         {"loss", 4.0, true, -1.0, 0, "1 passed"},
+        {"loss", -0.0, false, -1.0, 1, "loss: 1 of 3 elements differ"},
         {"loss", 4.001, true, 1e-3, 0, "1 passed"},
         {"loss", 4.01, true, 1e-3, 1, "loss: 1 of 3 elements differ, the worst at 2: 4, 4.01"},
         {"loss", (double)NAN, false, 1e3, 1, "1 of 3 elements differ"},

@@ -8,7 +8,8 @@ static void refuse(const char *what, const char *arguments, const char *const *w
     cr_assert_eq(assay_mkdir_p(cli_file("rep/work")), ASSAY_OK);
     cli_write_text(cli_file("rep/results.jsonl"), "older");
     cli_write_text(cli_file("rep/work/older"), "older");
-    cli_result r = cli_run("run --engine sim --report rep %s", arguments);
+    cli_result r = cli_run("run %s--report rep %s",
+                           strstr(arguments, "--engine ") != NULL ? "" : "--engine sim ", arguments);
     cli_expect_refusal(&r, what, words);
     cr_expect_eq(cli_count(r.err, "error: "), 1, "%s: one message\n%s", what, r.err);
     char *kept = cli_read(cli_file("rep/results.jsonl"));
@@ -102,9 +103,11 @@ Test(run_refusals, a_layout_that_no_case_can_be_cut_into_is_refused)
         cr_expect_not(cli_exists(cli_file("rep")));
         cli_free(&r);
     }
-    cli_result r = cli_run("run --engine sim --quiet --report rep --moe-alltoall-halves case.json");
-    cli_expect_refusal(&r, "an option that no layout has a use for",
-                       (const char *const[]){"case tiny, layout ", "moe_alltoall_halves: without ep", NULL});
+    cli_result r =
+        cli_run("run --engine sim --quiet --report rep --moe-alltoall-halves --case qwen3_moe --layout dp2");
+    cli_expect_refusal(
+        &r, "an option that no layout has a use for",
+        (const char *const[]){"case qwen3_moe, layout ", "moe_alltoall_halves: without ep", NULL});
     cr_expect_not(cli_exists(cli_file("rep")));
     cli_free(&r);
     change_case("\"tp2\"]", "\"tp3\"]");
@@ -161,6 +164,10 @@ Test(run_refusals, what_is_given_twice_is_taken_once_or_refused)
            (const char *const[]){"--precision bf16: expected once, found --precision fp32 before it", NULL});
     refuse("check", "--check plan --check flow case.json",
            (const char *const[]){"--check flow: expected once, found --check plan before it", NULL});
+    refuse("none of this precision", "--precision bf16 case.json",
+           (const char *const[]){"--precision bf16: case tiny has no such precision", NULL});
+    refuse("no experts", "--moe-z-loss-coeff 0.1 case.json",
+           (const char *const[]){"--moe_z_loss_coeff: has no meaning here: no case has experts", NULL});
     refuse("case", "case.json case.json",
            (const char *const[]){"the case is named tiny, and so is the one in", NULL});
     change_case("\"precision\"", "\"variants\": [\"linaer=k0\"], \"precision\"");

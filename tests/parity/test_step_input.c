@@ -285,12 +285,11 @@ Test(step_input, layouts_that_are_none)
 Test(step_input, options_of_optimizer_steps_need_steps)
 {
     static const char *const rows[] = {
-        "--lr 1e-3", "--engine ref --clip-grad 1", "--layout tp2 --save ck", "--weight-decay 0",
-        "--load ck", "--lr-warmup-iters=1"};
+        "--engine sim --lr 1e-3",        "--engine ref --clip-grad 1", "--engine sim --layout tp2 --save ck",
+        "--engine sim --weight-decay 0", "--engine sim --load ck",     "--engine sim --lr-warmup-iters=1"};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        cli_result r = cli_run("step --engine sim --model " MODELS "llama --batch " MODELS
-                               "llama/batch.safetensors --out none %s",
-                               rows[i]);
+        cli_result r = cli_run(
+            "step --model " MODELS "llama --batch " MODELS "llama/batch.safetensors --out none %s", rows[i]);
         cli_expect_refusal(&r, rows[i], (const char *const[]){"has no meaning here", "[b,s]", NULL});
         cr_expect_eq(cli_count(r.err, "error: "), 1, "%s: one message\n%s", rows[i], r.err);
         cli_free(&r);
@@ -306,6 +305,11 @@ Test(step_input, options_without_effect_are_refused)
         {"--engine ref --engine-program /bin/true", "--engine-program has no meaning with --engine ref"},
         {"--engine ref --lr 1 --lr-warmup-iters 10", "lr_warmup_iters 10 must be less than"},
         {"--engine sim --lr 1 --lr-warmup-iters 10", "lr_warmup_iters 10 must be less than"},
+        {"--engine ref --save ck --save-after 999", "save_after 999: expected a step up to the last"},
+        {"--engine sim --save ck --save-after 999", "save_after 999: expected a step up to the last"},
+        {"--engine ref --recompute-granularity selective --recompute-modules bogus", "bogus"},
+        {"--engine gpu --engine-program " ASSAY_BIN_DIR "/assay-sim", "engine gpu: expected a program of it"},
+        {"--engine ref --lr 1 --lr 2", "--lr 2: expected once, found --lr 1 before it"},
         {"--engine ref --moe-aux-loss-coeff 0.1", "--moe_aux_loss_coeff: has no meaning here"},
         {"--engine sim --moe-shared-expert-overlap", "llama has no experts"},
     };
@@ -314,6 +318,25 @@ Test(step_input, options_without_effect_are_refused)
                                "llama/train_batch.safetensors --out none",
                                rows[i][0]);
         cli_expect_refusal(&r, rows[i][0], (const char *const[]){rows[i][1], NULL});
+        cli_free(&r);
+    }
+}
+
+/* Megatron-LM takes them without a word, and so do scripts that keep them for every layout: said, not refused. */
+Test(step_input, options_that_change_nothing_are_said)
+{
+    static const char *const rows[][2] = {
+        {"--tp-comm-overlap", "--tp_comm_overlap changes nothing: the layout has no tp"},
+        {"--overlap-grad-reduce", "--overlap_grad_reduce changes nothing: the layout has no dp and no cp"},
+        {"--layout tp2 --tp-comm-overlap --trace t", "--tp_comm_overlap changes nothing: a run with a trace"},
+        {"--lr 1 --min-lr 0.1", "--min_lr changes nothing: lr_decay_style is constant"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        cli_result r = cli_run("step --engine sim %s --model " MODELS "llama --batch " MODELS
+                               "llama/train_batch.safetensors --out out%zu",
+                               rows[i][0], i);
+        cli_expect_success(&r, rows[i][0]);
+        cr_expect(strstr(r.err, rows[i][1]) != NULL, "%s: %s", rows[i][0], r.err);
         cli_free(&r);
     }
 }
