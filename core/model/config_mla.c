@@ -261,6 +261,12 @@ assay_status assay_config_read_mla_experts(const json_t *root, const char *what,
     c->moe_router_topk_scaling_factor = class->mla->scaling;
     ASSAY_TRY(assay_json_get_double(root, "routed_scaling_factor", false, 1e-6, 1e6, what,
                                     &c->moe_router_topk_scaling_factor));
+    ASSAY_CHECK(
+        class->mla->scores == ASSAY_SCORE_SOFTMAX || !c->norm_topk_prob || c->moe_router_topk > 1,
+        ASSAY_UNSUPPORTED,
+        "%s: num_experts_per_tok 1 with norm_topk_prob: %s gives the one expert a weight of 1; here, as "
+        "in Megatron-LM, its score stays; expected 2 or more, or norm_topk_prob false",
+        what, class->model_type);
     return read_groups(root, what, c);
 }
 

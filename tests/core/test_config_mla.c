@@ -168,6 +168,8 @@ Test(config_mla, wrong_files_are_refused_by_name)
         {deepseek, "{\"rope_interleave\":null}", ASSAY_FORMAT,
          "rope_interleave: expected a value or nothing"},
         {deepseek, "{\"n_group\":null}", ASSAY_FORMAT, "n_group: expected a value or nothing"},
+        {deepseek, "{\"num_experts_per_tok\":1,\"n_group\":1,\"topk_group\":1,\"norm_topk_prob\":true}",
+         ASSAY_UNSUPPORTED, "num_experts_per_tok 1 with norm_topk_prob"},
         {deepseek, "{\"norm_topk_prob\":null}", ASSAY_FORMAT, "norm_topk_prob: expected a value or nothing"},
         {deepseek, "{\"attention_bias\":true}", ASSAY_UNSUPPORTED,
          "attention_bias: not supported yet with multi-latent attention"},
