@@ -11,10 +11,12 @@ typedef struct plant {
     float add;    /* to what it leaves */
     bool reduced; /* gradients behind a reduction over ranks are recorded */
     bool cut;     /* each rank has a half */
+    int steps;    /* 0: one */
+    bool skips;   /* rank 1 leaves AdamW out of its last step */
 } plant;
 
 static int64_t put(assay_trace_writer *w, const plant *p, const char *word, assay_phase phase, int rank,
-                   float value)
+                   int64_t step, float value)
 {
     const int64_t n = N, local = p->cut ? N / 2 : N;
     const assay_segment half = {rank * local, local};
@@ -23,6 +25,7 @@ static int64_t put(assay_trace_writer *w, const plant *p, const char *word, assa
     snprintf(name, sizeof name, "%s.%s", parameter, word);
     assay_trace_tensor t = tensor_of(name, phase, ASSAY_F32, 1, &n);
     t.microbatch = -1;
+    t.step = step;
     if (p->cut) {
         t.shard.local_shape[0] = local;
         assay_shard_set(&t.shard, 0, &half, 1);
@@ -33,19 +36,20 @@ static int64_t put(assay_trace_writer *w, const plant *p, const char *word, assa
     return t.id;
 }
 
-static void put_rank(const char *dir, const plant *p, int rank)
+static void put_step(assay_trace_writer *w, const plant *p, int rank, int64_t step)
 {
     static const char *const words[] = {"main_param_in", "exp_avg_in", "exp_avg_sq_in", "grad",
                                         "main_param",    "exp_avg",    "exp_avg_sq"};
-    assay_trace_writer *w;
-    json_t *header =
-        json_pack("{s:s,s:s,s:s}", "engine", "pytorch", "precision", "fp32", "names", "huggingface");
-    must(assay_trace_writer_open(&w, dir, rank, WORLD, header, false));
-    put(w, p, "grad", p->reduced ? ASSAY_PHASE_REDUCED_GRAD : ASSAY_PHASE_GRAD, rank, 0.5f);
-    assay_trace_op op = {.phase = ASSAY_PHASE_OPTIMIZER, .microbatch = -1, .n_inputs = 4, .n_outputs = 3};
+    put(w, p, "grad", p->reduced ? ASSAY_PHASE_REDUCED_GRAD : ASSAY_PHASE_GRAD, rank, step, 0.5f);
+    if (p->skips && rank == 1 && step == p->steps - 1)
+        return;
+    assay_trace_op op = {
+        .phase = ASSAY_PHASE_OPTIMIZER, .microbatch = -1, .step = step, .n_inputs = 4, .n_outputs = 3};
     for (int k = 0; k < 7; k++) {
+        const int from = k < 3 && step > 0 ? k + 4 : k; /* what the step before left */
         const float more = rank == 1 && k == 4 ? p->add : 0.0f;
-        const int64_t id = put(w, p, words[k], ASSAY_PHASE_OPTIMIZER, rank, 0.1f * (float)(k + 1) + more);
+        const int64_t id =
+            put(w, p, words[k], ASSAY_PHASE_OPTIMIZER, rank, step, 0.1f * (float)(from + 1) + more);
         assay_trace_slot *slot = k < 4 ? &op.inputs[k] : &op.outputs[k - 4];
         snprintf(slot->slot, sizeof slot->slot, "%s", words[k]);
         slot->tensor = id;
@@ -54,10 +58,21 @@ static void put_rank(const char *dir, const plant *p, int rank)
     snprintf(op.instance, sizeof op.instance, "%s", parameter);
     op.arith = assay_declaration_make(assay_arith_elementwise());
     op.attrs = json_pack("{s:f,s:f,s:f,s:f,s:f,s:i}", "lr", rank == 1 ? p->lr : 0.01, "beta1", 0.9, "beta2",
-                         0.95, "eps", 1e-8, "weight_decay", 0.1, "step", 1);
+                         0.95, "eps", 1e-8, "weight_decay", 0.1, "step", (int)step + 1);
     must(assay_trace_write_op(w, &op));
     json_decref(op.attrs);
-    must(assay_trace_end_step(w));
+}
+
+static void put_rank(const char *dir, const plant *p, int rank)
+{
+    assay_trace_writer *w;
+    json_t *header =
+        json_pack("{s:s,s:s,s:s}", "engine", "pytorch", "precision", "fp32", "names", "huggingface");
+    must(assay_trace_writer_open(&w, dir, rank, WORLD, header, false));
+    for (int64_t step = 0; step < (p->steps > 0 ? p->steps : 1); step++) {
+        put_step(w, p, rank, step);
+        must(assay_trace_end_step(w));
+    }
     must(assay_trace_writer_close(w));
     assay_trace_writer_destroy(w);
     json_decref(header);
@@ -71,11 +86,18 @@ Test(parity_check_replicas, ranks_that_hold_the_same_piece_step_it_alike)
         const char *words;
         bool wrong; /* else nothing is said, or that it was not checked */
     } rows[] = {
-        {{0.01, 0.0f, true, false}, NULL, false},
-        {{0.02, 0.0f, true, false}, "has lr 0.02 on rank 1, 0.01 on rank 0: both ranks", true},
-        {{0.01, 1e-3f, true, false}, "leaves another main_param on rank 1 than on rank 0: both ranks", true},
-        {{0.02, 1e-3f, true, true}, NULL, false},
-        {{0.02, 0.0f, false, false}, "they may be runs of their own", false},
+        {{.lr = 0.01, .reduced = true}, NULL, false},
+        {{.lr = 0.02, .reduced = true}, "has lr 0.02 on rank 1, 0.01 on rank 0: both ranks", true},
+        {{.lr = 0.01, .add = 1e-3f, .reduced = true},
+         "leaves another main_param on rank 1 than on rank 0: both ranks",
+         true},
+        {{.lr = 0.02, .add = 1e-3f, .reduced = true, .cut = true}, NULL, false},
+        {{.lr = 0.01, .reduced = true, .steps = 2}, NULL, false},
+        {{.lr = 0.01, .reduced = true, .steps = 2, .skips = true},
+         "in step 1 is called on rank 0 and not on rank 1: both ranks",
+         true},
+        {{.lr = 0.01, .reduced = true, .cut = true, .steps = 2, .skips = true}, NULL, false},
+        {{.lr = 0.02}, "they may be runs of their own", false},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         char dir[256], text[16384];
