@@ -119,25 +119,37 @@ static void explain(parser *p, const struct argp_state *state)
         ASSAY_ERROR(ASSAY_INVALID_ARGUMENT, "'%.64s': %s%s (--help lists all)", text, why, suggestion);
 }
 
+static bool ends_in(const char *argument, const char *end)
+{
+    const size_t n = argument != NULL ? strlen(argument) : 0, m = strlen(end);
+    return n > m && strcmp(argument + n - m, end) == 0;
+}
+
 /* "FILE..." may stand several times; "NAME,..." is a list within one value. */
 static bool may_repeat(const char *argument)
 {
-    const size_t n = argument != NULL ? strlen(argument) : 0;
-    return n > 3 && strcmp(argument + n - 3, "...") == 0 && isalpha((unsigned char)argument[n - 4]);
+    return ends_in(argument, "...") && isalpha((unsigned char)argument[strlen(argument) - 4]);
 }
 
-/* A second value would replace the first without a word. */
+/* A second value would replace the first without a word.  Of a training option it does, as in Megatron-LM, and that is said, unless it is a
+ * list, to which a second one seems to add. */
 static bool given_before(parser *p, int key, const char *text)
 {
     const bool extra = key >= KEY_EXTRA;
-    const assay_extra_option *own = extra ? &p->extra[key - KEY_EXTRA] : NULL;
-    const char *name = extra ? own->name : assay_train_option_table()[key - KEY_TABLE].name;
+    const assay_option_row *row = &assay_train_option_table()[extra ? 0 : key - KEY_TABLE];
+    const char *name = extra ? p->extra[key - KEY_EXTRA].name : row->name,
+               *argument = extra ? p->extra[key - KEY_EXTRA].argument : row->argument;
     const char **before = &p->given[extra ? p->n_table + key - KEY_EXTRA : key - KEY_TABLE];
     const char *value = text != NULL ? text : "";
-    if (*before != NULL && strcmp(*before, value) != 0 && !(extra && may_repeat(own->argument)))
-        p->status =
-            ASSAY_ERROR(ASSAY_INVALID_ARGUMENT, "--%s %.300s: expected once, found --%s %.300s before it",
-                        name, value, name, *before);
+    if (*before != NULL && strcmp(*before, value) != 0 && !may_repeat(argument)) {
+        if (extra || ends_in(argument, ",..."))
+            p->status =
+                ASSAY_ERROR(ASSAY_INVALID_ARGUMENT, "--%s %.300s: expected once, found --%s %.300s before it",
+                            name, value, name, *before);
+        else
+            fprintf(stderr, "%s: warning: --%s %.300s replaces --%s %.300s before it\n", p->program, name,
+                    value, name, *before);
+    }
     *before = value;
     return p->status != ASSAY_OK;
 }

@@ -356,7 +356,7 @@ Test(core_options, wrong_command_lines_are_explained)
         {{"bin/assay", "--adam", "1"}, "'--adam': ambiguous option"},
         {{"bin/assay", "--lr", "fast"}, "lr: expected a number, found 'fast'"},
         {{"bin/assay", "--bad-value", "7"}, "bad_value: found '7'"},
-        {{"bin/assay", "--lr=1", "--lr=2"}, "--lr 2: expected once, found --lr 1 before it"},
+        {{"bin/assay", "--freeze=a", "--freeze=b"}, "--freeze b: expected once, found --freeze a before it"},
         {{"bin/assay", "--engine=a", "--engine=b"}, "--engine b: expected once, found --engine a before it"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {

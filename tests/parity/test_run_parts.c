@@ -182,7 +182,7 @@ Test(run_parts, a_part_without_a_task_is_empty)
     cli_expect_refusal(&r, "without it", (const char *const[]){"missing 3/3", NULL});
     cli_free(&r);
     r = cli_run("run --engine sim --report e4 --precision bf16 --shard 1/3 case.json");
-    cli_expect_refusal(&r, "no task at all", (const char *const[]){"nothing to run", NULL});
+    cli_expect_refusal(&r, "no task at all", (const char *const[]){"case tiny has no such precision", NULL});
     cli_free(&r);
 }
 

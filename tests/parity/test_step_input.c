@@ -309,7 +309,7 @@ Test(step_input, options_without_effect_are_refused)
         {"--engine sim --save ck --save-after 999", "save_after 999: expected a step up to the last"},
         {"--engine ref --recompute-granularity selective --recompute-modules bogus", "bogus"},
         {"--engine gpu --engine-program " ASSAY_BIN_DIR "/assay-sim", "engine gpu: expected a program of it"},
-        {"--engine ref --lr 1 --lr 2", "--lr 2: expected once, found --lr 1 before it"},
+        {"--engine ref --freeze a --freeze b", "--freeze b: expected once, found --freeze a before it"},
         {"--engine ref --moe-aux-loss-coeff 0.1", "--moe_aux_loss_coeff: has no meaning here"},
         {"--engine sim --moe-shared-expert-overlap", "llama has no experts"},
     };
@@ -329,6 +329,7 @@ Test(step_input, options_that_change_nothing_are_said)
         {"--tp-comm-overlap", "--tp_comm_overlap changes nothing: the layout has no tp"},
         {"--overlap-grad-reduce", "--overlap_grad_reduce changes nothing: the layout has no dp and no cp"},
         {"--layout tp2 --tp-comm-overlap --trace t", "--tp_comm_overlap changes nothing: a run with a trace"},
+        {"--lr 1 --lr 2", "--lr 2 replaces --lr 1 before it"},
         {"--lr 1 --min-lr 0.1", "--min_lr changes nothing: lr_decay_style is constant"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {

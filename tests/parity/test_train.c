@@ -21,9 +21,10 @@ static const char *small_config(void)
     return path;
 }
 
-#define STEPS                                                                                                \
-    "--data " TEXT " --seq-length 16 --micro-batch-size 2 --global-batch-size 4 --log-interval 1 --lr "      \
-    "0.002 "
+#define OF_LENGTH(seq, global)                                                                               \
+    "--data " TEXT " --seq-length " seq " --micro-batch-size 2 --global-batch-size " global                  \
+    " --log-interval 1 --lr 0.002 "
+#define STEPS OF_LENGTH("16", "4")
 
 static void expect_ok(const char *arguments)
 {
@@ -153,8 +154,8 @@ Test(train, hostile_arguments_are_refused)
     } rows[] = {
         {STEPS "--train-iters 0", "--train-iters: expected at least 1 step"},
         {STEPS, "--train-iters: expected at least 1 step"},
-        {STEPS "--train-iters 2 --seq-length 1000000", "fewer than seq_length"},
-        {STEPS "--train-iters 2 --global-batch-size 5", "expected a multiple of --micro-batch-size"},
+        {OF_LENGTH("1000000", "4") "--train-iters 2", "fewer than seq_length"},
+        {OF_LENGTH("16", "5") "--train-iters 2", "expected a multiple of --micro-batch-size"},
         {STEPS "--train-iters 2 --tokenizer " TOKENIZERS "llama3.json", "the model's vocabulary has 264"},
         {STEPS "--train-iters 2 --tokenizer /nowhere.json", "/nowhere.json"},
         {STEPS "--train-iters 2 --save-interval 2", "save-interval"},
@@ -284,8 +285,8 @@ Test(train, a_signal_ends_a_run_behind_a_step_with_its_checkpoint)
     char save[CLI_PATH];
     snprintf(save, sizeof save, "%s/stopped", cli_folder);
     snprintf(line, sizeof line,
-             "%s/assay train --engine sim --layout dp2 --config %s " STEPS
-             "--train-iters 100000 --seq-length 2 --save %s > %s 2> %s & echo $! > %s",
+             "%s/assay train --engine sim --layout dp2 --config %s " OF_LENGTH(
+                 "2", "4") "--train-iters 100000 --save %s > %s 2> %s & echo $! > %s",
              ASSAY_BIN_DIR, small_config(), save, cli_file("out"), cli_file("err"), cli_file("pid"));
     cr_assert_eq(system(line), 0);
     for (int i = 0; i < 600; i++) {
