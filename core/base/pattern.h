@@ -1,5 +1,6 @@
 /* Python's regular expressions as far as POSIX has them: groups, choices, classes, repetitions without numbers.  Lookaround, back
- * references, possessive and counted repetitions are refused. */
+ * references, possessive and counted repetitions are refused; so is what would cost without bound: a repetition of what may be empty,
+ * repetitions nested deeper than 3 or more than 128 of them. */
 #ifndef ASSAY_CORE_PATTERN_H
 #define ASSAY_CORE_PATTERN_H
 

@@ -252,6 +252,10 @@ Test(adapter, patterns_are_python_s)
         {".*?\\.b", "a.b", 1},
         {"[^.]+\\.[a-c]", "xy.c", 1},
         {"\\w+", "a_1", 1},
+        {".*\\.(q|k|v)_proj", "m.k_proj", 1},
+        {"^(model\\.)?layers\\.\\d+\\.(mlp|self_attn)\\..*", "layers.12.mlp.up_proj", 1},
+        {"(a|(b.*c))?", "bxc", 1},
+        {"(.*\\.)?((model\\.)?(h(\\.\\d+)?)?)", "x.h.3", 1},
         {"a\\", "a", -1},
         {"(?=a)a", "a", -1},
         {"(a)\\1", "aa", -1},
@@ -268,5 +272,45 @@ Test(adapter, patterns_are_python_s)
         cr_expect_eq(st == ASSAY_OK, rows[i].matches >= 0, "%s", rows[i].pattern);
         cr_expect(st != ASSAY_OK || matches == (rows[i].matches == 1), "%s of %s", rows[i].pattern,
                   rows[i].text);
+    }
+}
+
+/* Each of them took glibc gigabytes or minutes, of a file of a hundred bytes. */
+Test(adapter, patterns_without_bound_are_refused, .timeout = 60)
+{
+    static const struct {
+        const char *before, *many, *after;
+        int n;
+        const char *words;
+    } rows[] = {
+        {"((((((((((((((((((((a", ")+", "", 20, "nested deeper than 3"},
+        {"(a+", ")+", "", 1, NULL},
+        {"a+?+", "", "", 0, "from '+' on: there is nothing that it could repeat"},
+        {"((a?", ")+", "", 2, "from '+)+' on: it repeats what may be empty"},
+        {"", "(a|)*", "", 1, "what may be empty"},
+        {"", "(^)*", "", 1, "what may be empty"},
+        {"(((a+b)+c)+d", ")+", "", 1, "nested deeper than 3"},
+        {"((a+b)+c", ")+", "", 1, NULL},
+        {"", "a?", "", 128, NULL},
+        {"", "a?", "", 129, "more than 128 repetitions"},
+        {"", "(a|)", "", 129, "more than 128 repetitions"},
+        {"(b", "a?", ")+", 64, "more than 128 repetitions"},
+        {"", "(", "a", 64, "nested deeper than 63"},
+        {"*a", "", "", 0, "nothing that it could repeat"},
+        {"a)(b", "", "", 0, "no group is open"},
+        {"((a)", "", "", 0, "a group is open"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char pattern[1024];
+        bool matches;
+        int n = snprintf(pattern, sizeof pattern, "%s", rows[i].before);
+        for (int k = 0; k < rows[i].n; k++)
+            n += snprintf(pattern + n, sizeof pattern - (size_t)n, "%s", rows[i].many);
+        snprintf(pattern + n, sizeof pattern - (size_t)n, "%s", rows[i].after);
+        const assay_status st = assay_pattern_match(pattern, "aaaaaaaaaaaaaaaa", "target_modules", &matches);
+        cr_expect_eq(st == ASSAY_OK, rows[i].words == NULL, "%s", pattern);
+        cr_expect(st == ASSAY_OK || (strstr(assay_error_message(), "target_modules: the pattern ") != NULL &&
+                                     strstr(assay_error_message(), rows[i].words) != NULL),
+                  "%s: %s", pattern, assay_error_message());
     }
 }
