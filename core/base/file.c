@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <sodium.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -213,14 +214,42 @@ assay_status assay_sync_folder_of(const char *path)
     return st;
 }
 
+int assay_name_beside(const char *path, char beside[PATH_MAX], int *fd)
+{
+    char self[64];
+    const char *slash = strrchr(path, '/');
+    const int folder = slash != NULL ? (int)(slash - path) + 1 : 0;
+    const bool is_open = *fd >= 0;
+    if (sodium_init() < 0) /* its generator is safe with threads from here on */
+        return EIO;
+    snprintf(self, sizeof self, "/proc/self/fd/%d", *fd);
+    for (int attempt = 0; attempt < 100; attempt++) {
+        uint64_t drawn;
+        randombytes_buf(&drawn, sizeof drawn);
+        const int n = snprintf(beside, PATH_MAX, "%.*s.%.200s.tmp-%016llx", folder, path, path + folder,
+                               (unsigned long long)drawn);
+        if (n <= 0 || n >= PATH_MAX)
+            return ENAMETOOLONG;
+        const int made = is_open ? linkat(AT_FDCWD, self, AT_FDCWD, beside, AT_SYMLINK_FOLLOW)
+                                 : open(beside, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
+        if (made < 0 && errno == EEXIST)
+            continue;
+        if (made < 0)
+            return errno;
+        *fd = is_open ? *fd : made;
+        return 0;
+    }
+    return EEXIST;
+}
+
 /* The file that takes the place of `path` when it is whole. */
 static assay_status open_beside(const char *path, char beside[PATH_MAX], int *fd)
 {
-    const int length = snprintf(beside, PATH_MAX, "%s.tmp.%ld", path, (long)getpid());
-    ASSAY_CHECK(length > 0 && length < PATH_MAX, ASSAY_INVALID_ARGUMENT,
-                "%.64s...: path of more than %d bytes", path, PATH_MAX - 1);
-    *fd = open(beside, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666);
-    ASSAY_CHECK(*fd >= 0, status_of(errno), "%s: cannot create: %s", beside, strerror(errno));
+    *fd = -1;
+    const int code = assay_name_beside(path, beside, fd);
+    ASSAY_CHECK(code != ENAMETOOLONG, ASSAY_INVALID_ARGUMENT, "%.64s...: path of more than %d bytes", path,
+                PATH_MAX - 1);
+    ASSAY_CHECK(code == 0, status_of(code), "%s: cannot create a file beside it: %s", path, strerror(code));
     return ASSAY_OK;
 }
 

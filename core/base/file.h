@@ -3,6 +3,7 @@
 #define ASSAY_CORE_FILE_H
 
 #include "core/base/status.h"
+#include <limits.h>
 #include <stdint.h>
 #include <stdio.h>
 
@@ -23,6 +24,9 @@ assay_status assay_write_file(const char *path, const void *data, uint64_t bytes
  * f could not take is found here. */
 typedef assay_status (*assay_file_put)(void *user, FILE *f);
 assay_status assay_write_file_by(const char *path, assay_file_put put, void *user);
+/* A name beside `path` that nobody has and nobody can foresee, .NAME.tmp-RANDOM: of a new file (*fd < 0, then open for reading and writing), or
+ * of the one that is open and has none.  0, or errno. */
+int assay_name_beside(const char *path, char beside[PATH_MAX], int *fd);
 /* pwrite until all is written: 0, or errno (ENOSPC where nothing more is taken without a word). */
 int assay_pwrite_all(int fd, const void *data, int64_t bytes, int64_t offset);
 /* Makes f write in blocks of 64 KiB.  Before its first output; the buffer is freed by the caller once f is closed.  NULL: no memory, and f keeps

@@ -44,31 +44,18 @@ struct assay_tensorwriter {
     tensor *tensors;
 };
 
-/* A name beside the target that nobody has: of a new file (*fd < 0), or of the one that is open and has none. */
+/* A name beside the target: of a new file (*fd < 0), or of the one that is open and has none. */
 static assay_status name_temp(assay_tensorwriter *w, int *fd)
 {
-    char temp[PATH_MAX], self[64];
-    const char *slash = strrchr(w->path, '/');
-    const int folder = slash ? (int)(slash - w->path) + 1 : 0;
-    const bool is_open = *fd >= 0;
-    snprintf(self, sizeof self, "/proc/self/fd/%d", *fd);
-    for (int attempt = 0; attempt < 1000; attempt++) {
-        const int n = snprintf(temp, sizeof temp, "%.*s.%s.tmp-%ld-%d", folder, w->path, w->path + folder,
-                               (long)getpid(), attempt);
-        ASSAY_CHECK(n > 0 && (size_t)n < sizeof temp, ASSAY_LIMIT, "%.200s: the path is too long", w->path);
-        const int made = is_open ? linkat(AT_FDCWD, self, AT_FDCWD, temp, AT_SYMLINK_FOLLOW)
-                                 : open(temp, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
-        if (made < 0 && errno == EEXIST)
-            continue;
-        ASSAY_CHECK(made >= 0, ASSAY_IO, "%s: cannot create a file beside it: %s", w->path, strerror(errno));
-        *fd = is_open ? *fd : made;
-        w->temp = strdup(temp);
-        if (w->temp)
-            return ASSAY_OK;
-        unlink(temp);
-        ASSAY_FAIL(ASSAY_OUT_OF_MEMORY, "%s: out of memory", w->path);
-    }
-    ASSAY_FAIL(ASSAY_IO, "%s: too many temporary files beside it", w->path);
+    char temp[PATH_MAX];
+    const int code = assay_name_beside(w->path, temp, fd);
+    ASSAY_CHECK(code != ENAMETOOLONG, ASSAY_LIMIT, "%.200s: the path is too long", w->path);
+    ASSAY_CHECK(code == 0, ASSAY_IO, "%s: cannot create a file beside it: %s", w->path, strerror(code));
+    w->temp = strdup(temp);
+    if (w->temp)
+        return ASSAY_OK;
+    unlink(temp);
+    ASSAY_FAIL(ASSAY_OUT_OF_MEMORY, "%s: out of memory", w->path);
 }
 
 /* A file without a name in the target's folder; -1: the file system or the machine cannot. */

@@ -1,7 +1,9 @@
 /* Progress lines and small file operations. */
 #include "core/base/log.h"
 #include "tests/support/core.h"
+#include <dirent.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <pty.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -180,22 +182,66 @@ Test(core_file, what_is_put_bit_by_bit_is_read)
     free(text);
 }
 
+/* Names in the folder, "." and ".." left out. */
+static int files_in(const char *folder)
+{
+    int n = 0;
+    DIR *d = opendir(folder);
+    cr_assert_not_null(d);
+    for (const struct dirent *e = readdir(d); e != NULL; e = readdir(d))
+        n += strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0;
+    closedir(d);
+    return n;
+}
+
+/* Two containers may have one process number and one folder: what lies under the name that it gives is another's. */
+Test(core_file, no_file_of_another_process_is_written_over)
+{
+    char other[300], link_to[300], *text = NULL;
+    uint64_t bytes = 0;
+    snprintf(other, sizeof other, "%s.tmp.%ld", at("f"), (long)getpid());
+    snprintf(link_to, sizeof link_to, "%s", at("kept"));
+    const int fd = open(other, O_WRONLY | O_CREAT | O_EXCL, 0600);
+    cr_assert(fd >= 0 && write(fd, "theirs", 6) == 6 && close(fd) == 0);
+    cr_assert_eq(link(other, link_to), 0);
+    expect_ok(assay_write_file(at("f"), "ours", 4));
+    cr_assert_eq(access(other, F_OK), 0);
+    expect_ok(assay_read_file(link_to, 16, &text, &bytes));
+    cr_expect_str_eq(text, "theirs");
+    free(text);
+    cr_expect_eq(files_in(root), 3);
+}
+
+Test(core_file, names_beside_are_new_and_fit_a_long_name)
+{
+    char name[256], first[PATH_MAX], second[PATH_MAX];
+    int a = -1, b = -1;
+    memset(name, 'n', 255);
+    name[255] = '\0';
+    expect_ok(assay_write_file(at(name), "1", 1));
+    cr_assert_eq(assay_name_beside(at(name), first, &a), 0);
+    cr_assert_eq(assay_name_beside(at(name), second, &b), 0);
+    cr_expect_str_neq(first, second);
+    close(a);
+    close(b);
+    cr_expect_eq(files_in(root), 3);
+}
+
 Test(core_file, what_could_not_be_put_leaves_the_old_file)
 {
-    char *text = NULL, beside[300];
+    char *text = NULL;
     uint64_t bytes = 0;
     assay_status end = ASSAY_MISMATCH;
     const struct rlimit small = {.rlim_cur = 100000, .rlim_max = 100000};
-    snprintf(beside, sizeof beside, "%s.tmp.%ld", at("f"), (long)getpid());
     expect_ok(assay_write_file(at("f"), "old", 3));
     expect_error(assay_write_file_by(at("f"), put_numbers, &end), ASSAY_MISMATCH, "not like this");
-    cr_expect_neq(access(beside, F_OK), 0);
+    cr_expect_eq(files_in(root), 1);
     end = ASSAY_OK;
     expect_error(assay_write_file_by(at("no/such/f"), put_numbers, &end), ASSAY_NOT_FOUND, "cannot create");
     signal(SIGXFSZ, SIG_IGN);
     cr_assert_eq(setrlimit(RLIMIT_FSIZE, &small), 0);
     expect_error(assay_write_file_by(at("f"), put_numbers, &end), ASSAY_IO, "cannot write: File too large");
-    cr_expect_neq(access(beside, F_OK), 0);
+    cr_expect_eq(files_in(root), 1);
     expect_ok(assay_read_file(at("f"), 3, &text, &bytes));
     cr_expect_str_eq(text, "old");
     free(text);
@@ -224,9 +270,7 @@ Test(core_file, a_failed_write_leaves_the_old_file_and_no_other)
     expect_error(assay_write_file(at("folder"), "1", 1), ASSAY_IO, "cannot rename");
     expect_ok(assay_read_file(at("folder/inside"), 1, &text, &bytes));
     free(text);
-    char beside[300];
-    snprintf(beside, sizeof beside, "%s.tmp.%ld", at("folder"), (long)getpid());
-    cr_expect(!exists(beside));
+    cr_expect_eq(files_in(root), 1);
 }
 
 Test(core_file, mkdir_makes_every_folder_on_the_way)
