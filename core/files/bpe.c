@@ -13,10 +13,10 @@ static int by_first_byte(const void *a, const void *b)
     const unsigned char p = (unsigned char)x->content[0], q = (unsigned char)y->content[0];
     if (p != q)
         return p < q ? -1 : 1;
-    return x->length > y->length ? -1 : x->length < y->length;
+    return x->length != y->length ? (x->length > y->length ? -1 : 1) : strcmp(x->content, y->content);
 }
 
-static void index_added(assay_bpe *t)
+static assay_status index_added(assay_bpe *t, const char *path)
 {
     int64_t at = 0;
     if (t->n_added > 0)
@@ -26,6 +26,11 @@ static void index_added(assay_bpe *t)
             at++;
         t->first_added[b] = at;
     }
+    for (int64_t i = 1; i < t->n_added; i++)
+        ASSAY_CHECK(strcmp(t->added[i].content, t->added[i - 1].content) != 0, ASSAY_FORMAT,
+                    "%s: added_tokens: '%.64s' is there twice, as ids %lld and %lld", path,
+                    t->added[i].content, (long long)t->added[i - 1].id, (long long)t->added[i].id);
+    return ASSAY_OK;
 }
 
 assay_status assay_bpe_open(assay_bpe **out, const char *path)
@@ -33,14 +38,14 @@ assay_status assay_bpe_open(assay_bpe **out, const char *path)
     *out = NULL;
     assay_bpe *t = calloc(1, sizeof *t);
     ASSAY_CHECK(t != NULL, ASSAY_OUT_OF_MEMORY, "%s: out of memory", path);
-    const assay_status st = assay_bpe_read(t, path);
-    if (st != ASSAY_OK) {
-        assay_bpe_close(t);
-        return st;
-    }
-    index_added(t);
+    assay_status st = ASSAY_OK;
+    ASSAY_TRY_GOTO(assay_bpe_read(t, path), st, fail);
+    ASSAY_TRY_GOTO(index_added(t, path), st, fail);
     *out = t;
     return ASSAY_OK;
+fail:
+    assay_bpe_close(t);
+    return st;
 }
 
 void assay_bpe_close(assay_bpe *t)

@@ -27,6 +27,7 @@ typedef struct assay_bpe_added_token {
     size_t length;
     bool normalized; /* looked for behind the normalizer, not before it */
     bool lstrip, rstrip;
+    bool special;
 } assay_bpe_added_token;
 
 typedef struct assay_bpe_merge {

@@ -204,14 +204,14 @@ static assay_status add_token(assay_bpe *t, const int16_t byte_of[512], const ch
     return ASSAY_OK;
 }
 
-/* Where the added token is one of the vocabulary, too, that entry becomes it. */
+/* Where the added token is one of the vocabulary, too, that entry becomes it (mark_special). */
 static assay_status read_added_token(assay_bpe *t, const int16_t byte_of[512], const json_t *a,
                                      const json_t *vocab, const char *path)
 {
     static const char *const allowed[] = {"id",     "content",    "single_word", "lstrip",
                                           "rstrip", "normalized", "special",     NULL};
     assay_bpe_added_token *k = &t->added[t->n_added];
-    bool single_word = false, special = false;
+    bool single_word = false;
     ASSAY_TRY(assay_json_only(a, allowed, path));
     const char *content = json_string_value(json_object_get(a, "content"));
     ASSAY_CHECK(content != NULL && content[0] != '\0', ASSAY_FORMAT,
@@ -222,16 +222,14 @@ static assay_status read_added_token(assay_bpe *t, const int16_t byte_of[512], c
     ASSAY_TRY(assay_json_get_bool(a, "lstrip", false, path, &k->lstrip));
     ASSAY_TRY(assay_json_get_bool(a, "rstrip", false, path, &k->rstrip));
     ASSAY_TRY(assay_json_get_bool(a, "normalized", false, path, &k->normalized));
-    ASSAY_TRY(assay_json_get_bool(a, "special", false, path, &special));
+    ASSAY_TRY(assay_json_get_bool(a, "special", false, path, &k->special));
     ASSAY_CHECK(!single_word, ASSAY_UNSUPPORTED, "%s: added token '%.64s': single_word", path, content);
     const json_t *same = json_object_get(vocab, content);
     ASSAY_CHECK(same == NULL || (json_is_integer(same) && json_integer_value(same) == k->id), ASSAY_FORMAT,
                 "%s: added token '%.64s' has id %lld, the vocabulary another", path, content,
                 (long long)k->id);
     if (same == NULL)
-        ASSAY_TRY(add_token(t, byte_of, content, k->id, special, path));
-    for (int64_t i = 0; same != NULL && special && i < t->n_tokens; i++)
-        t->tokens[i].special = t->tokens[i].special || t->tokens[i].id == k->id;
+        ASSAY_TRY(add_token(t, byte_of, content, k->id, k->special, path));
     /* Its text, which the file's JSON does not outlive. */
     char *copy = strdup(content);
     ASSAY_CHECK(copy != NULL, ASSAY_OUT_OF_MEMORY, "%s: out of memory", path);
@@ -264,6 +262,15 @@ static assay_status read_tokens(assay_bpe *t, const json_t *root, const json_t *
     for (size_t i = 0; i < n_added; i++)
         ASSAY_TRY(read_added_token(t, byte_of, json_array_get(added, i), vocab, path));
     return ASSAY_OK;
+}
+
+static void mark_special(assay_bpe *t)
+{
+    for (int64_t i = 0; i < t->n_added; i++) {
+        const assay_bpe_token *k = t->added[i].special ? assay_bpe_find_id(t, t->added[i].id) : NULL;
+        if (k != NULL)
+            t->tokens[k - t->tokens].special = true;
+    }
 }
 
 /* Both forms of a merge, as the texts of its two tokens. */
@@ -396,6 +403,7 @@ static assay_status read_root(assay_bpe *t, const json_t *root, const char *path
     ASSAY_TRY(read_decoder(json_object_get(root, "decoder"), path));
     ASSAY_TRY(read_tokens(t, root, json_object_get(model, "vocab"), path));
     ASSAY_TRY(assay_bpe_tables_make(t, path));
+    mark_special(t);
     ASSAY_TRY(read_merges(t, json_object_get(model, "merges"), json_object_get(model, "vocab"), path));
     ASSAY_TRY(read_bytes(t, path));
     for (int i = 0; i < t->n_before + t->n_behind; i++) {

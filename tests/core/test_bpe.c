@@ -202,6 +202,10 @@ Test(bpe, other_kinds_are_refused_by_name)
         {"", "added_tokens", "[{\"id\":9999,\"content\":\"a\"}]", "has id 9999, the vocabulary another"},
         {"", "added_tokens", "[{\"id\":9999,\"content\":\"<n>\",\"single_word\":true}]", "single_word"},
         {"", "added_tokens", "[{\"id\":9999,\"content\":\"\"}]", "expected a content"},
+        {"", "added_tokens",
+         "[{\"id\":9999,\"content\":\"<n>\"},{\"id\":9997,\"content\":\"<m>\"},{\"id\":9998,\"content\":\"<n>"
+         "\"}]",
+         "added_tokens: '<n>' is there twice, as ids 999"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         refused(with("gpt2", rows[i].object, rows[i].key, rows[i].value), rows[i].words);
@@ -225,6 +229,61 @@ Test(bpe, a_vocabulary_that_loses_bytes_or_names_an_id_twice_is_refused)
     refused(root, "join the same tokens");
     root = with("qwen2", "post_processor", "special_tokens", "{\"<|endoftext|>\":{\"ids\":[123456]}}");
     refused(root, "id 123456 is no token");
+}
+
+/* An added token that the vocabulary has, too: decoding leaves that entry out. */
+Test(bpe, a_token_of_the_vocabulary_can_be_special)
+{
+    static const struct {
+        const char *special, *decoded;
+    } rows[] = {{"true", "bb"}, {"false", "bab"}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char added[128], path[] = "/tmp/assay-bpe-XXXXXX", *text = NULL;
+        assay_bpe *t;
+        assay_tokens out = {0};
+        size_t n;
+        json_t *root = load("gpt2");
+        const json_t *vocab = json_object_get(json_object_get(root, "model"), "vocab");
+        snprintf(added, sizeof added, "[{\"id\":%lld,\"content\":\"a\",\"special\":%s}]",
+                 (long long)json_integer_value(json_object_get(vocab, "a")), rows[i].special);
+        json_decref(root);
+        root = with("gpt2", "", "added_tokens", added);
+        close(mkstemp(path));
+        cr_assert_eq(json_dump_file(root, path, JSON_COMPACT), 0);
+        cr_assert_eq(assay_bpe_open(&t, path), ASSAY_OK, "%s", assay_error_message());
+        cr_assert_eq(assay_bpe_encode(t, "bab", 3, false, &out), ASSAY_OK);
+        cr_assert_eq(assay_bpe_decode(t, out.ids, out.n, true, &text, &n), ASSAY_OK);
+        cr_expect_str_eq(text, rows[i].decoded);
+        free(text);
+        assay_tokens_free(&out);
+        assay_bpe_close(t);
+        unlink(path);
+        json_decref(root);
+    }
+}
+
+/* The time for many of them is not that of each by each: 2^16 in 2^20 were 7 10^10 comparisons. */
+Test(bpe, many_special_tokens_of_the_vocabulary_are_no_trap, .timeout = 60)
+{
+    enum { ADDED = 1 << 16, MORE = 1 << 20 };
+    char path[] = "/tmp/assay-bpe-XXXXXX", name[32];
+    json_t *root = load("gpt2"), *vocab = json_object_get(json_object_get(root, "model"), "vocab"),
+           *added = json_array();
+    for (int i = 0; i < MORE; i++) {
+        snprintf(name, sizeof name, "~%d~", i);
+        json_object_set_new(vocab, name, json_integer(100000 + i));
+        if (i < ADDED)
+            json_array_append_new(
+                added, json_pack("{s:i,s:s,s:b}", "id", 100000 + i, "content", name, "special", 1));
+    }
+    json_object_set_new(root, "added_tokens", added);
+    close(mkstemp(path));
+    cr_assert_eq(json_dump_file(root, path, JSON_COMPACT), 0);
+    json_decref(root);
+    assay_bpe *t;
+    cr_assert_eq(assay_bpe_open(&t, path), ASSAY_OK, "%s", assay_error_message());
+    assay_bpe_close(t);
+    unlink(path);
 }
 
 /* A word of a megabyte takes n log n. */
