@@ -60,8 +60,10 @@ void assay_paddle_close(assay_paddle *p)
     for (int64_t i = 0; i < p->n_listing; i++)
         free(p->listing[i]);
     free((void *)p->listing);
-    for (int k = 0; k < ASSAY_PADDLE_FILES_COUNT; k++)
+    for (int k = 0; k < ASSAY_PADDLE_FILES_COUNT; k++) {
         json_decref(p->index[k]);
+        json_decref(p->by_name[k]);
+    }
     assay_paddle_slots_free(&p->slots);
     assay_spec_destroy(p->spec);
     free(p);

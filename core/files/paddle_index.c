@@ -140,20 +140,23 @@ static bool rank_suffix(const char *name, const char *word, int *tp)
 }
 
 /* --- files of tensors --------------------------------------------------------------------------------------- */
-static assay_paddle_file *find_file(const assay_paddle *p, assay_paddle_files kind, const char *name)
+assay_paddle_file *assay_paddle_file_named(const assay_paddle *p, assay_paddle_files kind, const char *name)
 {
-    for (int64_t i = 0; i < p->n_files; i++)
-        if (p->files[i].kind == kind && strcmp(p->files[i].name, name) == 0)
-            return &p->files[i];
-    return NULL;
+    const json_t *at = name != NULL ? json_object_get(p->by_name[kind], name) : NULL;
+    return at != NULL ? &p->files[json_integer_value(at)] : NULL;
 }
 
 static assay_status add_file(assay_paddle *p, assay_paddle_files kind, const char *name, int tp)
 {
     char path[ASSAY_PADDLE_PATH + 300];
     struct stat sb;
-    if (find_file(p, kind, name) != NULL)
+    if (assay_paddle_file_named(p, kind, name) != NULL)
         return ASSAY_OK;
+    if (p->by_name[kind] == NULL)
+        p->by_name[kind] = json_object();
+    /* A name in the folder need not be UTF-8. */
+    ASSAY_CHECK(json_object_set_new_nocheck(p->by_name[kind], name, json_integer(p->n_files)) == 0,
+                ASSAY_OUT_OF_MEMORY, "%s: files", p->dir);
     assay_paddle_file *more = realloc(p->files, (size_t)(p->n_files + 1) * sizeof *more);
     ASSAY_CHECK(more != NULL, ASSAY_OUT_OF_MEMORY, "%s: files", p->dir);
     p->files = more;
@@ -220,7 +223,7 @@ static void check_shards(const assay_paddle *p, assay_paddle_files kind)
         if (!shard_number(p->listing[i], word, &number, &of))
             continue;
         here++;
-        if (find_file(p, kind, p->listing[i]) == NULL)
+        if (assay_paddle_file_named(p, kind, p->listing[i]) == NULL)
             assay_paddle_say(p, true,
                              "%s: stale: %s.safetensors.index.json does not name it, so PaddleNLP passes it "
                              "over without a word",

@@ -81,7 +81,8 @@ struct assay_paddle {
     int64_t n_listing;
     assay_paddle_file *files;
     int64_t n_files;
-    bool bf16; /* the configuration's dtype: what U16 means */
+    json_t *by_name[ASSAY_PADDLE_FILES_COUNT]; /* a name's number in `files` */
+    bool bf16;                                 /* the configuration's dtype: what U16 means */
 };
 
 #if defined(__GNUC__)
@@ -91,6 +92,8 @@ void assay_paddle_say(const assay_paddle *p, bool wrong, const char *format, ...
 /* What is pending as an error becomes a finding. */
 void assay_paddle_say_error(const assay_paddle *p);
 assay_status assay_paddle_path(const assay_paddle *p, const char *name, char out[ASSAY_PADDLE_PATH + 300]);
+/* A file by its name; NULL: none (or no name). */
+assay_paddle_file *assay_paddle_file_named(const assay_paddle *p, assay_paddle_files kind, const char *name);
 bool assay_paddle_listed(const assay_paddle *p, const char *name);
 
 /* The three steps of opening: names in the folder and its indexes with the files they name; tensors to slots; what the trainer wrote. */

@@ -159,19 +159,11 @@ static assay_status place(assay_paddle *p, const assay_paddle_file *f, const ass
 }
 
 /* --- files against their index ------------------------------------------------------------------------------ */
-static const assay_paddle_file *file_named(const assay_paddle *p, assay_paddle_files kind, const char *name)
-{
-    for (int64_t i = 0; i < p->n_files && name != NULL; i++)
-        if (p->files[i].kind == kind && strcmp(p->files[i].name, name) == 0)
-            return &p->files[i];
-    return NULL;
-}
-
 /* A tensor that the index places elsewhere, or nowhere.  Split parameters have their powers in the files of both ranks. */
 static void check_shadowed(assay_paddle *p, const assay_paddle_file *f, const assay_tensor_info *t,
                            const char *place)
 {
-    const assay_paddle_file *other = file_named(p, f->kind, place);
+    const assay_paddle_file *other = assay_paddle_file_named(p, f->kind, place);
     const assay_tensor_info *read =
         other != NULL && other->file != NULL ? assay_tensorfile_find(other->file, t->name) : NULL;
     size_t length;
@@ -210,7 +202,7 @@ static void check_index(assay_paddle *p, assay_paddle_files kind)
     json_t *map = json_object_get(p->index[kind], "weight_map");
     json_object_foreach(map, key, value)
     {
-        const assay_paddle_file *f = file_named(p, kind, json_string_value(value));
+        const assay_paddle_file *f = assay_paddle_file_named(p, kind, json_string_value(value));
         const assay_tensor_info *t =
             f != NULL && f->file != NULL ? assay_tensorfile_find(f->file, key) : NULL;
         bytes += t != NULL ? t->bytes : 0;

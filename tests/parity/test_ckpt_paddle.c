@@ -231,6 +231,37 @@ Test(ckpt_paddle, everything_that_is_wrong_is_named)
     run(0, "wrote", "ckpt convert " FOLDERS "tp2_quantized_O1 q --weights masters");
 }
 
+static void count_missing(void *user, bool wrong, const char *text)
+{
+    *(int *)user += wrong && strstr(text, ": missing: model.safetensors.index.json names it") != NULL;
+}
+
+/* An index may name as many files as it has room for: each is looked up once, not beside each (2 10^10 names). */
+Test(ckpt_paddle, many_missing_files_are_no_trap, .timeout = 60)
+{
+    enum { MANY = 200000 };
+    char key[32], file[96];
+    json_t *index, *map = json_object();
+    assay_paddle *p = NULL;
+    int missing = 0;
+    copy("tp2", "true");
+    cr_assert_eq(assay_json_load(&index, cli_file("d/model.safetensors.index.json")), ASSAY_OK);
+    for (int i = 0; i < MANY; i++) {
+        snprintf(key, sizeof key, "t%d", i);
+        snprintf(file, sizeof file, "model-of-which-there-are-many-%06d.safetensors", i / 2 * 2);
+        json_object_set_new(map, key, json_string(file));
+        snprintf(file, sizeof file, "model-of-which-there-are-more-%06d.safetensors", i);
+        snprintf(key, sizeof key, "u%d", i);
+        json_object_set_new(map, key, json_string(file));
+    }
+    json_object_set_new(index, "weight_map", map);
+    cr_assert_eq(json_dump_file(index, cli_file("d/model.safetensors.index.json"), 0), 0);
+    json_decref(index);
+    if (assay_paddle_open(&p, cli_file("d"), count_missing, &missing) == ASSAY_OK)
+        assay_paddle_close(p);
+    cr_expect_eq(missing, MANY + MANY / 2);
+}
+
 /* What a pipeline writes into config.json is the model's class, and what comes of the folder names the model. */
 Test(ckpt_paddle, the_class_of_a_pipeline_is_the_model_s)
 {
