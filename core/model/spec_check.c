@@ -6,13 +6,22 @@
 #include <stdlib.h>
 #include <string.h>
 
-static bool is_part(const assay_model_spec *spec, const char *name)
+static int compare(const void *pa, const void *pb)
 {
-    for (int64_t i = 0; i < spec->n_params; i++)
+    return strcmp(*(const char *const *)pa, *(const char *const *)pb);
+}
+
+/* Names of the model's tensors, sorted; NULL: out of memory. */
+static const char **names_of(const assay_model_spec *spec, int64_t parts)
+{
+    const char **names = malloc(((size_t)parts + 1) * sizeof *names);
+    int64_t n = 0;
+    for (int64_t i = 0; names != NULL && i < spec->n_params; i++)
         for (int k = 0; k < spec->params[i].n_parts; k++)
-            if (strcmp(spec->params[i].parts[k].name, name) == 0)
-                return true;
-    return false;
+            names[n++] = spec->params[i].parts[k].name;
+    if (n > 0)
+        qsort(names, (size_t)n, sizeof *names, compare);
+    return names;
 }
 
 /* Old files carry rotary tables, tied models may carry the head twice: the same one (config_head.c). */
@@ -21,7 +30,7 @@ static bool may_be_ignored(const assay_model_spec *spec, const char *name)
     static const char table[] = "rotary_emb.inv_freq";
     const size_t n = strlen(name), t = sizeof table - 1;
     return (n >= t && strcmp(name + n - t, table) == 0) ||
-           (spec->config.tie_word_embeddings && strcmp(name, "lm_head.weight") == 0 && !is_part(spec, name));
+           (spec->config.tie_word_embeddings && strcmp(name, "lm_head.weight") == 0);
 }
 
 static assay_status check_part(const assay_tensorfile *f, const assay_quantization *q,
@@ -57,24 +66,33 @@ static assay_status refuse_stranger(const assay_model_spec *spec, const assay_te
                name, assay_arch_name(spec->config.arch));
 }
 
-/* Names are looked up one by one only when the file holds more tensors than the model has parts. */
+static assay_status check_strangers(const assay_model_spec *spec, int64_t parts, const assay_quantization *q,
+                                    const assay_tensorfile *f)
+{
+    assay_status st = ASSAY_OK;
+    const char **names = names_of(spec, parts);
+    ASSAY_CHECK(names != NULL, ASSAY_OUT_OF_MEMORY, "names of %lld tensors", (long long)parts);
+    for (int64_t i = 0; i < assay_tensorfile_count(f) && st == ASSAY_OK; i++) {
+        const char *name = assay_tensorfile_at(f, i)->name;
+        if (bsearch(&name, names, (size_t)parts, sizeof *names, compare) == NULL &&
+            !may_be_ignored(spec, name) && !assay_is_block_scale(f, q, name))
+            st = refuse_stranger(spec, f, name);
+    }
+    free((void *)names);
+    return st;
+}
+
+/* Names are looked up only when the file holds more tensors than the model and its scales need. */
 static assay_status check_file(const assay_model_spec *spec, const assay_quantization *q,
                                const assay_tensorfile *f)
 {
-    int64_t parts = 0;
+    int64_t parts = 0, scales = 0;
     for (int64_t i = 0; i < spec->n_params; i++) {
         for (int k = 0; k < spec->params[i].n_parts; k++)
-            ASSAY_TRY(check_part(f, q, &spec->params[i].parts[k], &parts));
+            ASSAY_TRY(check_part(f, q, &spec->params[i].parts[k], &scales));
         parts += spec->params[i].n_parts;
     }
-    if (assay_tensorfile_count(f) == parts)
-        return ASSAY_OK;
-    for (int64_t i = 0; i < assay_tensorfile_count(f); i++) {
-        const char *name = assay_tensorfile_at(f, i)->name;
-        if (!may_be_ignored(spec, name) && !is_part(spec, name) && !assay_is_block_scale(f, q, name))
-            return refuse_stranger(spec, f, name);
-    }
-    return ASSAY_OK;
+    return assay_tensorfile_count(f) == parts + scales ? ASSAY_OK : check_strangers(spec, parts, q, f);
 }
 
 assay_status assay_spec_check_folder(const assay_model_spec *spec, const char *folder, bool *stored)
