@@ -125,6 +125,27 @@ static char *shell(const char *command)
     return text;
 }
 
+/* Those of the simulator stand in docs/SIMULATOR.md. */
+Test(cli_manual, every_variable_that_is_read_is_on_the_page)
+{
+    char *read =
+        shell("cd " ASSAY_SOURCE_DIR
+              " && grep -rhoE 'getenv\\(\"ASSAY_[A-Z_]+\"' core gpu parity ref | grep -v ASSAY_SIM_ | "
+              "sed 's/.*(\"//; s/\"//' | sort -u");
+    cli_result page = cli_run("help --man");
+    const char *section = strstr(page.out, ".SH ENVIRONMENT\n");
+    cr_assert_not_null(section);
+    int n = 0;
+    for (char *name = strtok(read, "\n"); name != NULL; name = strtok(NULL, "\n"), n++) {
+        char head[80];
+        snprintf(head, sizeof head, "\n.B %s\n", name);
+        cr_expect_not_null(strstr(section, head), "%s is not on the page", name);
+    }
+    cr_expect_geq(n, 8);
+    free(read);
+    cli_free(&page);
+}
+
 /* groff would print the page; mandoc says what is wrong with it, too. */
 Test(cli_manual, the_page_is_clean)
 {
