@@ -374,6 +374,10 @@ assay_status parity_run_apply_overrides(parity_run_state *s, const assay_train_o
     json_t *have = assay_train_options_to_json(given, ASSAY_FOR_RUN);
     ASSAY_CHECK_GOTO(have != NULL, ASSAY_OUT_OF_MEMORY, st, done, "options");
     ASSAY_TRY_GOTO(assay_option_text("variant", given->variant, s->o.variant, sizeof s->o.variant), st, done);
+    /* Weights of a folder are stored, or drawn by --draw-weights. */
+    ASSAY_CHECK_GOTO(s->o.batch[0] == '\0' || !assay_train_option_given(given, "seed"),
+                     ASSAY_INVALID_ARGUMENT, st, done,
+                     "--seed: has no meaning for data that is there already");
     s->o.collective_timeout = given->collective_timeout; /* operations alone have no options of a case */
     for (int i = 0; table[i].name != NULL; i++) {
         const char *name = table[i].name;

@@ -99,6 +99,10 @@ static assay_status take_data(train *t)
                     "--data %s is a batch file: it has its rows, --tokenizer, --seq-length and the like have "
                     "no meaning",
                     t->data.data[0]);
+        /* With --load, too: what goes on is the command that began, with --load behind it. */
+        const bool draws = t->config[0] != '\0' && !assay_train_option_given(o, "draw_weights");
+        ASSAY_CHECK(draws || !assay_train_option_given(o, "seed"), ASSAY_INVALID_ARGUMENT,
+                    "--seed: has no meaning for data that is there already");
         return assay_option_text("data", t->data.data[0], o->batch, sizeof o->batch);
     }
     ASSAY_CHECK(o->train_iters >= 1, ASSAY_INVALID_ARGUMENT,

@@ -214,6 +214,8 @@ Test(run_refusals, options_that_cannot_be)
         {"--model nowhere case.json", {"--model nowhere: is a case by itself"}},
         {"--batch b.safetensors case.json", {"--batch b.safetensors: needs --model"}},
         {"--model " MODELS "llama --batch b.safetensors", {"b.safetensors", "No such file"}},
+        {"--model " MODELS "llama --seed 3 --batch " MODELS "llama/train_batch.safetensors",
+         {"--seed: has no meaning for data that is there already"}},
         {"--model " MODELS "llama --batch " MODELS "llama/train_batch.safetensors --train-iters 99",
          {"--train-iters 99", "holds"}},
         {"nowhere.json", {"nowhere.json", "No such file"}},

@@ -175,6 +175,28 @@ Test(train, hostile_arguments_are_refused)
     }
 }
 
+/* Of a batch file the seed orders nothing; it draws the weights of a configuration alone. */
+Test(train, a_seed_that_draws_nothing_is_refused)
+{
+#define BATCH_FILE "--data " MODELS "llama/train_batch.safetensors --engine ref --train-iters 1 --seed 77 "
+    static const struct {
+        const char *more;
+        bool draws;
+    } rows[] = {
+        {"--model " MODELS "llama", false},
+        {"--config " MODELS "llama/config.json --draw-weights 5", false},
+        {"--config " MODELS "llama/config.json", true},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char line[CLI_LINE];
+        snprintf(line, sizeof line, "train " BATCH_FILE "%s", rows[i].more);
+        if (rows[i].draws)
+            expect_ok(line);
+        else
+            train_refused(line + strlen("train "), "--seed: has no meaning for data that is there already");
+    }
+}
+
 /* The reference's run, stopped and gone on with: by itself without a trace of it, by the engine within rounding, which the
  * reference takes over in turn. */
 Test(train, either_engine_goes_on_where_the_other_stopped)
