@@ -3,6 +3,8 @@
 
 #include "core/base/file.h"
 #include "core/run/options.h"
+#include <dirent.h>
+#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -101,12 +103,27 @@ static assay_status on_option(void *user, const char *name, const char *text)
     return ASSAY_OK;
 }
 
+/* Files are written under fixed names: over those of nobody else. */
+static assay_status new_folder(const char *path)
+{
+    int n = 0;
+    ASSAY_TRY(assay_mkdir_p(path));
+    DIR *d = opendir(path);
+    ASSAY_CHECK(d != NULL, ASSAY_IO, "--keep: %s: %s", path, strerror(errno));
+    for (const struct dirent *entry = readdir(d); entry != NULL && n == 0; entry = readdir(d))
+        n += strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0;
+    (void)closedir(d);
+    ASSAY_CHECK(n == 0, ASSAY_INVALID_ARGUMENT,
+                "--keep: %s: expected a new or an empty folder, found one that holds files", path);
+    return ASSAY_OK;
+}
+
 static assay_status make_work(const certify_options *o, char work[ASSAY_PATH])
 {
     const char *tmp = getenv("TMPDIR");
     if (o->keep[0] != '\0') {
+        ASSAY_TRY(new_folder(o->keep));
         snprintf(work, ASSAY_PATH, "%s", o->keep);
-        ASSAY_TRY(assay_mkdir_p(work));
         char *whole = realpath(work, NULL);
         ASSAY_CHECK(whole != NULL, ASSAY_IO, "--keep: %s", work);
         snprintf(work, ASSAY_PATH, "%s", whole);
@@ -183,8 +200,7 @@ static void print_again(const certify_options *o, const certify_result *r)
     print_word("python-device", o->python_device);
     print_word("program", o->program);
     print_word("variant", o->variant);
-    printf("%s --seeds %lld --keep %s\n", o->atomics ? " --atomics" : "", (long long)o->seeds,
-           o->keep[0] != '\0' ? o->keep : "DIR");
+    printf("%s --seeds %lld --keep DIR\n", o->atomics ? " --atomics" : "", (long long)o->seeds);
 }
 
 /* Of all outputs and dtypes. */
@@ -354,7 +370,8 @@ static const assay_extra_option extra[] = {
     {"call_limit", "S", "seconds of one call of the kernel (default 10)"},
     {"limit", "S", "seconds of the trial (default 600)"},
     {"suggest", NULL, "also print the tightest declared arithmetic under which every element passes"},
-    {"keep", "DIR", "keep requests and answers there (traces: assay replay reads them)"},
+    {"keep", "DIR",
+     "keep requests and answers there, in a new or an empty folder (traces: assay replay reads them)"},
     {"abi_header", NULL, "print assay_kernel_ops.h, the indices of slots and attributes"},
     {"child", "PART", "internal: the process that loads the library"},
     {NULL, NULL, NULL}};

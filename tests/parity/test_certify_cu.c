@@ -314,6 +314,20 @@ Test(certify_cu, every_extent_of_every_operation_is_held)
     cr_expect_geq(taken, 40, "%d operations", taken);
 }
 
+/* The written file has a fixed name: not over the user's own of that name. */
+Test(certify_cu, a_folder_to_keep_that_holds_files_is_left_alone)
+{
+    cli_write_text(cli_file("launch.cu"), "__global__ void nothing() {}\n");
+    cli_result r =
+        cli_run("certify --cu launch.cu --operation rmsnorm_fwd --launch nothing<<<1,1>>>() --keep .");
+    cli_expect_refusal(&r, "--keep .", (const char *const[]){"--keep: .: expected a new or an empty", NULL});
+    cli_free(&r);
+    char *text = cli_read(cli_file("launch.cu"));
+    cr_expect_str_eq(text, "__global__ void nothing() {}\n");
+    free(text);
+    cr_expect_neq(access(cli_file("board"), F_OK), 0, "something was written");
+}
+
 Test(certify_cu, refused_by_name)
 {
     static const char *const rows[][2] = {
