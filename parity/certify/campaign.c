@@ -4,6 +4,7 @@
 
 #include "core/base/file.h"
 #include "core/base/log.h"
+#include "parity/run/run.h"
 #include <errno.h>
 #include <omp.h>
 #include <stdlib.h>
@@ -166,10 +167,13 @@ static void note_worst(campaign *c, const parity_claim *r)
 
 static void tell(const campaign *c, const char *op, const char *what, const char *message)
 {
-    printf("%s: seed %lld, %s, k%d, %s: %.300s\n  again: assay certify --engine %s --operation %s --campaign "
-           "%lld-%lld --keep DIR\n",
+    char program[4 * ASSAY_PATH];
+    parity_shell_word(c->o->program, program, sizeof program);
+    printf("%s: seed %lld, %s, k%d, %s: %.300s\n  again: assay certify --engine %s%s%s --operation %s "
+           "--campaign %lld-%lld --keep DIR\n",
            what, (long long)c->seed, campaign_acts[c->act], c->rung, c->machine->name, message, c->e->name,
-           op, (long long)c->seed, (long long)c->seed);
+           c->o->program[0] != '\0' ? " --program " : "", c->o->program[0] != '\0' ? program : "", op,
+           (long long)c->seed, (long long)c->seed);
 }
 
 static assay_status judge(campaign *c, const char *request, const char *path)

@@ -3,6 +3,7 @@
 
 #include "core/base/file.h"
 #include "core/run/options.h"
+#include "parity/run/run.h"
 #include <dirent.h>
 #include <errno.h>
 #include <math.h>
@@ -173,9 +174,10 @@ static assay_status suggest(const certify_options *o, const char *work)
 
 static void print_word(const char *option, const char *value)
 {
-    const bool quotes = strpbrk(value, " <>*?;&|()$`\"'") != NULL;
+    char word[4 * ASSAY_PATH];
+    parity_shell_word(value, word, sizeof word);
     if (value[0] != '\0')
-        printf(" --%s %s%s%s", option, quotes ? "'" : "", value, quotes ? "'" : "");
+        printf(" --%s %s", option, word);
 }
 
 /* The command that asks the calls of one operation again and keeps them. */

@@ -117,6 +117,22 @@ Test(certify, examples)
     cli_free(&r);
 }
 
+/* The printed command is one for a shell, whatever a file is called. */
+Test(certify, again_with_words_for_a_shell)
+{
+    static const char *const names[][2] = {{"it's.so", "'./it'\\''s.so:example_wrong_rmsnorm'"},
+                                           {"a#~{b}.so", "'./a#~{b}.so:example_wrong_rmsnorm'"},
+                                           {"a[1]!\\.so", "'./a[1]!\\.so:example_wrong_rmsnorm'"}};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char line[CLI_LINE];
+        cr_assert_eq(symlink(EXAMPLES "/wrong_rmsnorm.so", cli_file(names[i][0])), 0);
+        cli_result r = cli_run("certify --seeds 1 --fail-fast --so ./%s:example_wrong_rmsnorm", names[i][0]);
+        snprintf(line, sizeof line, "again with: assay certify --so %s --operation rmsnorm_fwd", names[i][1]);
+        cr_expect_not_null(strstr(r.out, line), "%s in\n%s%s", line, r.out, r.err);
+        cli_free(&r);
+    }
+}
+
 Test(certify, refusals)
 {
     static const struct {

@@ -90,7 +90,9 @@ Test(certify_campaign, planted_faults)
     } rows[] = {
         {"nothing", "0-1", ": 0 violations, 0 runs that did not end well; less than a round", 0},
         {"eps", "1-1", "VIOLATION: seed 1, F32, k1, exact units, in order, aligned: y of local.", 1},
-        {"eps", "1-1", "again: assay certify --engine sim --operation rmsnorm_fwd --campaign 1-1 --keep DIR",
+        {"eps", "1-1",
+         "again: assay certify --engine sim --program " ASSAY_SOURCE_DIR
+         "/tests/certify/planted_engine.sh --operation rmsnorm_fwd --campaign 1-1 --keep DIR",
          1},
         {"dies", "3-3", "BROKEN: seed 3, F32, k3", 1},
         {"lowest", "36", "0 violations, 0 runs that did not end well; rungs above that did not run", 1},
