@@ -2,8 +2,10 @@
 #include "parity/certify/certify.h"
 #include "parity/certify/shapes.h"
 
+#include "core/base/text.h"
 #include "core/run/options.h"
 #include <dirent.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -118,6 +120,22 @@ static assay_status read_keys(const verify_options *o, char (*keys)[CERTIFY_KEY_
     return ASSAY_OK;
 }
 
+/* A line of what files say, and of their names: nothing in it ends the line or moves a terminal's cursor. */
+#if defined(__GNUC__)
+__attribute__((format(printf, 1, 2)))
+#endif
+static void
+say(const char *fmt, ...)
+{
+    char line[4 * ASSAY_PATH];
+    va_list args;
+    va_start(args, fmt);
+    (void)vsnprintf(line, sizeof line, fmt, args);
+    va_end(args);
+    assay_clean_text(line);
+    puts(line);
+}
+
 static bool same_sources(const certify_checked *c)
 {
     return strcmp(c->sources, certify_source_hash()) == 0;
@@ -183,14 +201,14 @@ static int verify_one(const verify_options *o, const char *path, const char (*ke
         add_largest(&c, extent, sizeof extent);
         certify_time_text(c.issued, issued);
         certify_time_text(c.valid_until, until);
-        printf("good %s: %s by %s, tier %s, %s, issued %s, valid until %s, key %.16s...%s%s\n", path,
-               c.operation, c.name, c.tier, extent, issued, until, c.key,
-               n_keys == 0 ? " (no key was given to hold it to: nothing is said about who "
-                             "signed)"
-                           : "",
-               o->so[0] != '\0' ? ", and it is of this file" : "");
+        say("good %s: %s by %s, tier %s, %s, issued %s, valid until %s, key %.16s...%s%s", path, c.operation,
+            c.name, c.tier, extent, issued, until, c.key,
+            n_keys == 0 ? " (no key was given to hold it to: nothing is said about who "
+                          "signed)"
+                        : "",
+            o->so[0] != '\0' ? ", and it is of this file" : "");
     } else {
-        printf("BAD  %s\n", assay_error_message());
+        say("BAD  %s", assay_error_message());
     }
     json_decref(c.certificate);
     return st == ASSAY_OK ? 0 : st == ASSAY_MISMATCH || st == ASSAY_FORMAT ? 1 : 2;
@@ -250,7 +268,7 @@ static assay_status read_folder(gate *g, const char *folder, const char (*keys)[
             g->n++;
             continue;
         }
-        printf("refused  %s\n", assay_error_message());
+        say("refused  %s", assay_error_message());
         assay_error_clear();
         json_decref(c->certificate);
         g->refused++;
@@ -313,10 +331,10 @@ static bool require(const gate *g, const char *op)
     if (best != NULL) {
         extent_text(best, extent, sizeof extent);
         add_largest(best, extent, sizeof extent);
-        printf("good     %s: %s, tier %s, %s, %lld hours old\n", op, best->name, best->tier, extent,
-               (long long)((g->now - best->issued) / hour));
+        say("good     %s: %s, tier %s, %s, %lld hours old", op, best->name, best->tier, extent,
+            (long long)((g->now - best->issued) / hour));
     } else
-        printf("MISSING  %s: %s\n", op, why);
+        say("MISSING  %s: %s", op, why);
     return best != NULL;
 }
 

@@ -361,6 +361,34 @@ Test(certify, what_a_certificate_is_good_for)
                 "MISSING  rmsnorm_fwd: tried with activations F32, expected --activations BF16");
 }
 
+/* A certificate's texts are its author's: none of them makes a line of its own or moves the cursor of a terminal. */
+Test(certify, texts_of_a_certificate_stay_in_their_line)
+{
+    static const char *const lines[] = {"verify others/resigned.json", "gate --require rmsnorm_fwd others",
+                                        "gate --require rmsnorm_fwd --any-shape others"};
+    json_t *whole = NULL;
+    certify_key key;
+    make_certificate();
+    cr_assert_eq(assay_mkdir_p(cli_file("others")), ASSAY_OK);
+    cr_assert_eq(certify_key_read(cli_file("assay/certify.key"), &key), ASSAY_OK);
+    cr_assert_eq(assay_json_load(&whole, cli_file(certificate)), ASSAY_OK);
+    json_t *inner = json_object_get(whole, "certificate"), *subject = json_object_get(inner, "subject"),
+           *description = json_object_get(subject, "description");
+    json_object_set_new(subject, "name", json_string("a\ngood     forged: b\x1b[2K"));
+    json_object_set_new(description, "shapes", json_string("H=8\ngood     forged: b\x1b[2K"));
+    json_object_set_new(json_object_get(json_object_get(description, "arithmetic"), "y"), "rounding",
+                        json_pack("[s]", "x\ngood     forged: b\x1b[2K"));
+    cr_assert_eq(certify_sign(inner, &key, cli_file("others/resigned.json")), ASSAY_OK);
+    json_decref(whole);
+    for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
+        cli_result r = cli_run("%s", lines[i]);
+        cr_expect_null(strstr(r.out, "\ngood     forged"), "%s:\n%s", lines[i], r.out);
+        cr_expect_null(strchr(r.out, '\x1b'), "%s:\n%s", lines[i], r.out);
+        cr_expect_not_null(strstr(r.out, "forged"), "%s:\n%s%s", lines[i], r.out, r.err);
+        cli_free(&r);
+    }
+}
+
 /* A failing kernel removes what was said of it, under whatever name, and leaves what is said of a library with the same symbol. */
 Test(certify, a_certificate_is_of_one_library)
 {
