@@ -48,6 +48,15 @@ static bool of_toolkit(const char *path, const char *toolkit)
            (strncmp(path + n, "/include/", 9) == 0 || strncmp(path + n, "/targets/", 9) == 0);
 }
 
+/* assay_kernel.h and its like, which `include` is the folder of. */
+static bool ours(const char *path, const char *include)
+{
+    size_t n = strlen(include);
+    while (n > 0 && include[n - 1] == '/')
+        n--;
+    return n > 0 && strncmp(path, include, n) == 0 && path[n] == '/' && strstr(path + n, "/../") == NULL;
+}
+
 assay_status launch_read_includes(const char *rule, const char *source, const char *file, const char *include,
                                   const char *toolkit, json_t **out)
 {
@@ -57,7 +66,7 @@ assay_status launch_read_includes(const char *rule, const char *source, const ch
     for (p = p != NULL ? p + 2 : ""; next_word(&p, word);) {
         /* nvcc takes a #line for an include */
         if (strcmp(word, "--launch") == 0 || same_file(word, source) || same_file(word, file) ||
-            strncmp(word, include, strlen(include)) == 0)
+            ours(word, include))
             continue;
         char *whole = realpath(word, NULL);
         ASSAY_CHECK(whole != NULL, ASSAY_IO, "%s: included, and cannot be read", word);

@@ -1,5 +1,6 @@
 /* assay certify --cu: a plain CUDA file and its launch. */
 #include "core/model/ops.h"
+#include "parity/certify/launch.h"
 #include "tests/support/certify.h"
 
 #include <sys/stat.h>
@@ -312,6 +313,38 @@ Test(certify_cu, every_extent_of_every_operation_is_held)
         cli_free(&r);
     }
     cr_expect_geq(taken, 40, "%d operations", taken);
+}
+
+/* The interface's own folder is left out, and no other whose name or path begins as its does. */
+Test(certify_cu, headers_of_a_folder_beside_the_interface)
+{
+    static const struct {
+        const char *path;
+        bool listed;
+    } rows[] = {{"parity/assay_kernel.h", false},
+                {"parity_mine/tile.h", true},
+                {"parity.h", true},
+                {"parity/../other/tile.h", true}};
+    char rule[CLI_LINE] = "launch.o: ", include[CLI_PATH], file[CLI_PATH], source[CLI_PATH];
+    json_t *out = NULL;
+    snprintf(include, sizeof include, "%s", cli_file("parity"));
+    snprintf(file, sizeof file, "%s", cli_file("mine.cu"));
+    snprintf(source, sizeof source, "%s", cli_file("launch.cu"));
+    for (size_t i = 0; i < 3; i++)
+        cr_assert_eq(assay_mkdir_p(cli_file((const char *const[]){"parity", "parity_mine", "other"}[i])),
+                     ASSAY_OK);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const size_t n = strlen(rule);
+        cli_write_text(cli_file(rows[i].path), "\n");
+        snprintf(rule + n, sizeof rule - n, " %s", cli_file(rows[i].path));
+    }
+    cr_assert_eq(launch_read_includes(rule, source, file, include, "", &out), ASSAY_OK, "%s",
+                 assay_error_message());
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const char *name = strncmp(rows[i].path, "parity/../", 10) == 0 ? rows[i].path + 10 : rows[i].path;
+        cr_expect_eq(json_object_get(out, name) != NULL, rows[i].listed, "%s", rows[i].path);
+    }
+    json_decref(out);
 }
 
 /* The written file has a fixed name: not over the user's own of that name. */
