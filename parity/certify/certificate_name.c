@@ -7,21 +7,37 @@
 #include <unistd.h>
 
 /* Of a path as long as ASSAY_PATH: bytes of the folder and of a name. */
-enum { FOLDER = 760, LONGEST_FILE = 100, LONGEST_SYMBOL = 80, DIGITS = 8 };
+enum { FOLDER = 760, LONGEST_FILE = 100, LONGEST_SYMBOL = 80, LONGEST_VARIANT = 40, DIGITS = 8 };
 
-/* What says that two subjects are one: the file's name, the function in it, and of a plain CUDA file its launch. */
-static const char *const members[] = {"kind", "file", "symbol", "launch"};
+/* What says that two subjects are one: the file's name, the function in it, of a plain CUDA file its launch, of an engine its variant. */
+static const char *const members[] = {"kind", "file", "symbol", "launch", "variant"};
 enum { MEMBERS = sizeof members / sizeof *members };
 
 static const char *member(const json_t *subject, const char *name)
 {
     const char *text = json_string_value(json_object_get(subject, name));
-    return text != NULL ? text : "";
+    return text != NULL                                                                     ? text
+           : strcmp(name, "variant") == 0 && strcmp(member(subject, "kind"), "engine") == 0 ? CERTIFY_FASTEST
+                                                                                            : "";
+}
+
+/* "k0" as it is; of families (linear=k1|...) digits. */
+static size_t add_variant(const char *variant, char *out, size_t capacity)
+{
+    static const char plain[] = "abcdefghijklmnopqrstuvwxyz0123456789_=";
+    char sha[ASSAY_SHA256_HEX];
+    if (variant[0] == '\0' || strcmp(variant, CERTIFY_FASTEST) == 0)
+        return 0;
+    if (strlen(variant) <= LONGEST_VARIANT && variant[strspn(variant, plain)] == '\0')
+        return (size_t)snprintf(out, capacity, "-%s", variant);
+    assay_sha256_bytes(variant, strlen(variant), sha);
+    return (size_t)snprintf(out, capacity, "-%.*s", DIGITS, sha);
 }
 
 void certify_file_stem(const certify_result *r, char out[CERTIFY_STEM])
 {
-    char whole[2048], sha[ASSAY_SHA256_HEX], rest[LONGEST_FILE + LONGEST_SYMBOL + DIGITS + 4];
+    char whole[2048], sha[ASSAY_SHA256_HEX],
+        rest[LONGEST_FILE + LONGEST_SYMBOL + LONGEST_VARIANT + DIGITS + 8];
     const char *kind = member(r->subject, "kind"), *file = member(r->subject, "file"),
                *symbol = member(r->subject, "symbol"), *launch = member(r->subject, "launch");
     /* a module or an operation of the engine says by itself what it is */
@@ -34,8 +50,9 @@ void certify_file_stem(const certify_result *r, char out[CERTIFY_STEM])
     if (launch[0] != '\0' || strlen(file) > LONGEST_FILE || strlen(symbol) > LONGEST_SYMBOL) {
         snprintf(whole, sizeof whole, "%.400s\n%.400s\n%.1023s", file, symbol, launch);
         assay_sha256_bytes(whole, strlen(whole), sha);
-        snprintf(rest + n, sizeof rest - n, "-%.*s", DIGITS, sha);
+        n += (size_t)snprintf(rest + n, sizeof rest - n, "-%.*s", DIGITS, sha);
     }
+    n += add_variant(member(r->subject, "variant"), rest + n, sizeof rest - n);
     snprintf(out, CERTIFY_STEM, "%s-%s-%s", r->op->name, rest,
              json_string_value(json_object_get(r->where, "tier")));
 }

@@ -224,8 +224,11 @@ assay_status certify_sign(json_t *certificate, const certify_key *key, const cha
 /* ASSAY_INVALID_ARGUMENT: a trial failed. */
 assay_status certify_certificate_write(const certify_result *r, const certify_key *key, int64_t valid_days,
                                        const char *path);
-/* certificate_name.c: "rmsnorm_fwd-libmine.so-my_rmsnorm-host": operation, file, symbol (of a plain CUDA file digits of its launch), tier. */
+/* certificate_name.c: "rmsnorm_fwd-libmine.so-my_rmsnorm-host": operation, file, symbol (of a plain CUDA file digits of its launch, of an engine its
+ * variant where that is not the fastest), tier. */
 enum { CERTIFY_STEM = 256 };
+/* subject.variant of an engine without --variant, and of a certificate that has no such member. */
+#define CERTIFY_FASTEST "fastest"
 void certify_file_stem(const certify_result *r, char out[CERTIFY_STEM]);
 /* Certificates in the folder that say of this subject, operation and tier what is no longer so. */
 void certify_remove_older(const certify_result *r, const char *folder);

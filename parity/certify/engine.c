@@ -67,8 +67,8 @@ static json_t *subject_of(const certify_options *o, const parity_engine *e, cons
     const char *slash = strrchr(e->program, '/');
     json_t *arithmetic = json_object();
     char name[160];
-    snprintf(name, sizeof name, "assay engine %s, %s", op->name,
-             o->variant[0] != '\0' ? o->variant : "fastest");
+    const char *variant = o->variant[0] != '\0' ? o->variant : CERTIFY_FASTEST;
+    snprintf(name, sizeof name, "assay engine %s, %s", op->name, variant);
     for (int64_t i = 0; i < assay_trace_n_ops(trace, 0); i++) {
         const assay_trace_op *t = assay_trace_op_at(trace, 0, i);
         if (strcmp(t->op, op->name) != 0)
@@ -78,10 +78,10 @@ static json_t *subject_of(const certify_options *o, const parity_engine *e, cons
                                 assay_arith_to_json(assay_declaration_of(&t->arith, t->outputs[k].slot)));
         break;
     }
-    return json_pack("{s:s, s:s, s:s, s:s, s:s, s:{s:s, s:o, s:b, s:s}}", "kind", "engine", "name", name,
-                     "file", slash != NULL ? slash + 1 : e->program, "symbol", op->name, "sha256", sha,
-                     "description", "operation", op->name, "arithmetic", arithmetic, "adapts", 1, "version",
-                     parity_version());
+    return json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:{s:s, s:o, s:b, s:s}}", "kind", "engine", "name", name,
+                     "variant", variant, "file", slash != NULL ? slash + 1 : e->program, "symbol", op->name,
+                     "sha256", sha, "description", "operation", op->name, "arithmetic", arithmetic, "adapts",
+                     1, "version", parity_version());
 }
 
 static int64_t count_records(const assay_trace *t, const char *op)

@@ -92,6 +92,46 @@ Test(certify_engine, every_output_is_in_the_certificate)
     json_decref(whole);
 }
 
+/* Each variant has a certificate of its own, which another neither replaces nor, where it fails, removes. */
+Test(certify_engine, a_variant_leaves_the_certificates_of_others)
+{
+    static const char fastest[] = "certs/rmsnorm_fwd-rmsnorm_fwd-sim.json",
+                      k0[] = "certs/rmsnorm_fwd-rmsnorm_fwd-k0-sim.json";
+    static const struct {
+        const char *plant, *variant;
+        int code;
+        bool has_fastest, has_k0;
+    } rows[] = {{"nothing", "", 0, true, false},
+                {"nothing", "--variant k0 ", 0, true, true},
+                {"odd", "--variant k0 ", 1, true, false}};
+    json_t *whole = NULL;
+    cli_result r = cli_run("keygen");
+    cli_free(&r);
+    setenv("ENGINE", ASSAY_BIN_DIR "/assay-sim", 1);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        setenv("PLANT", rows[i].plant, 1);
+        r = cli_run("certify --seeds 1 --engine sim --operation rmsnorm_fwd --out certs %s"
+                    "--program " ASSAY_SOURCE_DIR "/tests/certify/planted_engine.sh",
+                    rows[i].variant);
+        cr_expect_eq(r.code, rows[i].code, "row %zu: exit code %d\n%s%s", i, r.code, r.out, r.err);
+        cr_expect_eq(cli_exists(cli_file(fastest)), rows[i].has_fastest, "row %zu: the fastest", i);
+        cr_expect_eq(cli_exists(cli_file(k0)), rows[i].has_k0, "row %zu: k0", i);
+        cli_free(&r);
+    }
+    /* one of before, which says no variant, is that of the fastest */
+    cr_assert_eq(assay_json_load(&whole, cli_file(fastest)), ASSAY_OK);
+    json_t *subject = json_object_get(json_object_get(whole, "certificate"), "subject");
+    cr_expect_str_eq(json_string_value(json_object_get(subject, "variant")), "fastest");
+    (void)json_object_del(subject, "variant");
+    cr_assert_eq(assay_json_save(whole, cli_file("certs/old.json")), ASSAY_OK);
+    json_decref(whole);
+    r = cli_run("certify --seeds 1 --engine sim --operation rmsnorm_fwd --out certs "
+                "--program " ASSAY_SOURCE_DIR "/tests/certify/planted_engine.sh");
+    cr_expect_eq(r.code, 1, "exit code %d\n%s%s", r.code, r.out, r.err);
+    cr_expect(!cli_exists(cli_file("certs/old.json")), "that of before");
+    cli_free(&r);
+}
+
 /* bf16 runs beside fp32's trials: one bad run is not made again, or a crash that comes once in a while would pass. */
 Test(certify_engine, a_run_beside_the_other_dtype_that_ends_badly_ends_the_trial)
 {
