@@ -204,7 +204,8 @@ typedef struct assay_kernel {
     /* Bytes of workspace, from shapes and attributes alone (data may be NULL).  NULL: none. */
     size_t (*workspace)(const assay_kernel_call *call);
     int32_t (*run)(const assay_kernel_call *call);
-    /* Where lanes or the order of a sum follow from shapes: changes what `outputs` says of an output for this call.  NULL: nothing. */
+    /* Where lanes or the order of a sum follow from shapes: changes what `outputs` says of an output for this call (order, lanes, split and
+     * tile; the other members stay as declared, or the kernel is refused).  NULL: nothing. */
     void (*adapt)(const assay_kernel_call *call, int32_t slot, assay_kernel_arith *arith);
     /* Waits for all work on the stream; 0 when it succeeded.  NULL: run() is done when it returns. */
     int32_t (*synchronize)(void *stream);

@@ -84,6 +84,30 @@ assay_status certify_arith_of(const assay_kernel_arith *a, const char *what, ass
     return st;
 }
 
+assay_status certify_arith_adapted(const assay_arith *was, const assay_kernel_arith *a, const char *slot,
+                                   assay_arith *out)
+{
+    char what[80];
+    snprintf(what, sizeof what, "adapt: output %s", slot);
+    ASSAY_TRY(certify_arith_of(a, what, out));
+    const struct {
+        const char *name;
+        int was, now;
+    } kept[] = {{"accumulate", certify_abi_dtype(was->accumulate), certify_abi_dtype(out->accumulate)},
+                {"k_step", was->k_step, out->k_step},
+                {"guard_bits", was->guard_bits, out->guard_bits},
+                {"fma", was->fma, out->fma},
+                {"atomics", was->atomics, out->atomics},
+                {"math_ulp", was->math_ulp, out->math_ulp},
+                {"rounding", (int)was->rounding, (int)out->rounding}};
+    for (size_t i = 0; i < sizeof kept / sizeof *kept; i++)
+        ASSAY_CHECK(kept[i].was == kept[i].now, ASSAY_INVALID_ARGUMENT,
+                    "%s: %s: expected %d, as the description's outputs declare, found %d: adapt() changes "
+                    "order, lanes, split and tile alone",
+                    what, kept[i].name, kept[i].was, kept[i].now);
+    return ASSAY_OK;
+}
+
 /* --- assay_kernel_ops.h ------------------------------------------------------------------------------------- */
 static void upper(FILE *f, const char *text)
 {

@@ -194,7 +194,7 @@ static assay_status ask_kernel(call_record *r)
         guard_inside(true);
         k->adapt(&c.call, i, &a);
         guard_inside(false);
-        ASSAY_TRY(certify_arith_of(&a, "adapt", &now));
+        ASSAY_TRY(certify_arith_adapted(was, &a, r->kernel->op->slots[i].name, &now));
         ASSAY_TRY(assay_declaration_set(&r->declared, r->kernel->op->slots[i].name, now));
     }
     guard_inside(true);

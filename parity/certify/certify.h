@@ -75,6 +75,10 @@ assay_status certify_abi_header(char **out);
 assay_dtype certify_dtype_of(int32_t abi_dtype); /* ASSAY_DTYPE_COUNT: unknown */
 int32_t certify_abi_dtype(assay_dtype dtype);    /* 0: none */
 assay_status certify_arith_of(const assay_kernel_arith *a, const char *what, assay_arith *out);
+/* What adapt() made of the declared arithmetic of an output: the order of a sum may be another.  ASSAY_INVALID_ARGUMENT names the member that
+ * is another, too: a certificate shows what was declared. */
+assay_status certify_arith_adapted(const assay_arith *was, const assay_kernel_arith *a, const char *slot,
+                                   assay_arith *out);
 
 /* --- kernel.c: a library under trial, in the child ------------------------------------------------------------- */
 typedef struct certify_kernel {

@@ -32,6 +32,23 @@ DESCRIBE(later_version, "add", 0, nothing, add_y, 1, .abi = 2)
 DESCRIBE(too_small, "add", 0, nothing, add_y, 1, .size = 16)
 DESCRIBE(contradiction, "add", ASSAY_KERNEL_DETERMINISTIC | ASSAY_KERNEL_ATOMICS, nothing, add_y, 1)
 
+/* adapt() that changes more than the order of a sum. */
+#define ADAPTS(member, value)                                                                                \
+    static void adapt_##member(const assay_kernel_call *c, int32_t slot, assay_kernel_arith *a)              \
+    {                                                                                                        \
+        (void)c;                                                                                             \
+        (void)slot;                                                                                          \
+        a->member = value;                                                                                   \
+    }                                                                                                        \
+    DESCRIBE(adapts_##member, "add", 0, nothing, add_y, 1, .adapt = adapt_##member)
+ADAPTS(accumulate, ASSAY_KERNEL_F64)
+ADAPTS(k_step, 8)
+ADAPTS(guard_bits, 1)
+ADAPTS(fma, 1)
+ADAPTS(atomics, 1)
+ADAPTS(math_ulp, 4)
+ADAPTS(rounding, ASSAY_KERNEL_ROUND_PRODUCTS)
+
 const assay_kernel *knows_no_version(uint32_t abi);
 const assay_kernel *knows_no_version(uint32_t abi)
 {

@@ -152,6 +152,13 @@ Test(certify, refusals)
         {"later_version", {"abi", "found 2"}},
         {"too_small", {"size", "found 16"}},
         {"contradiction", {"not deterministic"}},
+        {"adapts_accumulate", {"adapt: output y: accumulate: expected 1", "found 3"}},
+        {"adapts_k_step", {"adapt: output y: k_step: expected 0", "found 8"}},
+        {"adapts_guard_bits", {"adapt: output y: guard_bits: expected 0", "found 1"}},
+        {"adapts_fma", {"adapt: output y: fma: expected 0", "found 1"}},
+        {"adapts_atomics", {"adapt: output y: atomics: expected 0", "found 1"}},
+        {"adapts_math_ulp", {"adapt: output y: math_ulp: expected 0", "found 4"}},
+        {"adapts_rounding", {"adapt: output y: rounding: expected 0", "found 4"}},
         {"knows_no_version", {"does not know version 1"}},
         {"no_such_symbol", {"no function no_such_symbol"}},
     };
