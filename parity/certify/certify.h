@@ -253,6 +253,11 @@ typedef struct certify_checked {
  * not know. */
 assay_status certify_verify(const char *path, const char (*keys)[CERTIFY_KEY_HEX], int n_keys, int64_t now,
                             certify_checked *out);
+/* good_for.c: "every shape, activations F32, 1 seed, tried up to T 4097, addresses aligned to 16 bytes, on NVIDIA H200"; texts of the certificate are
+ * as it has them. */
+void certify_good_for(const certify_checked *c, char *out, size_t capacity);
+/* Judged by the sources of this program. */
+bool certify_same_sources(const certify_checked *c);
 /* "1970-01-01T00:00:00Z" */
 void certify_time_text(int64_t t, char out[32]);
 assay_status certify_time_read(const char *text, int64_t *out);

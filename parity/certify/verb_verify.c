@@ -136,40 +136,9 @@ say(const char *fmt, ...)
     puts(line);
 }
 
-static bool same_sources(const certify_checked *c)
-{
-    return strcmp(c->sources, certify_source_hash()) == 0;
-}
-
-/* What a good certificate is good for, and who judged: the version is that of many builds of the judge. */
-static void extent_text(const certify_checked *c, char *out, size_t capacity)
-{
-    char symbols[256], attributes[256];
-    certify_shapes_split(c->shapes, assay_op_find(c->operation), symbols, attributes, sizeof symbols);
-    const int n =
-        snprintf(out, capacity, "%s %.200s%s%.200s%s%s%s, activations %s, %lld seed%s",
-                 symbols[0] != '\0' ? "shapes" : "every", symbols[0] != '\0' ? symbols : "shape",
-                 attributes[0] != '\0' ? ", tried for " : "", attributes,
-                 attributes[0] != '\0' ? " alone" : "", c->rounds[0] != '\0' ? ", rounds " : "", c->rounds,
-                 c->dtypes[0] != '\0' ? c->dtypes : "none", (long long)c->seeds, c->seeds == 1 ? "" : "s");
-    if (!same_sources(c) && n > 0 && (size_t)n < capacity)
-        snprintf(out + n, capacity - (size_t)n,
-                 ", judged by other sources of this version (SHA-256 %.16s..., this program's %.16s...)",
-                 c->sources, certify_source_hash());
-}
-
-/* Nobody shall read more into "every shape" than was tried. */
-static void add_largest(const certify_checked *c, char *out, size_t capacity)
-{
-    const size_t n = strlen(out);
-    const char *most = certify_largest(c->certificate);
-    if (most != NULL)
-        snprintf(out + n, capacity - n, ", tried up to %s", most);
-}
-
 static assay_status check_sources(const verify_options *o, const certify_checked *c, const char *path)
 {
-    ASSAY_CHECK(!o->same_sources || same_sources(c), ASSAY_MISMATCH,
+    ASSAY_CHECK(!o->same_sources || certify_same_sources(c), ASSAY_MISMATCH,
                 "%s: judged by sources of SHA-256 %.16s..., this program's are %.16s... (--same-sources)",
                 path, c->sources, certify_source_hash());
     return ASSAY_OK;
@@ -190,15 +159,14 @@ static int verify_one(const verify_options *o, const char *path, const char (*ke
                       int n_keys)
 {
     certify_checked c;
-    char issued[32], until[32], extent[768];
+    char issued[32], until[32], extent[1024];
     assay_status st = certify_verify(path, keys, n_keys, (int64_t)time(NULL), &c);
     if (st == ASSAY_OK)
         st = check_library(o, &c, path);
     if (st == ASSAY_OK)
         st = check_sources(o, &c, path);
     if (st == ASSAY_OK) {
-        extent_text(&c, extent, sizeof extent);
-        add_largest(&c, extent, sizeof extent);
+        certify_good_for(&c, extent, sizeof extent);
         certify_time_text(c.issued, issued);
         certify_time_text(c.valid_until, until);
         say("good %s: %s by %s, tier %s, %s, issued %s, valid until %s, key %.16s...%s%s", path, c.operation,
@@ -258,10 +226,14 @@ static assay_status read_folder(gate *g, const char *folder, const char (*keys)[
     DIR *d = opendir(folder);
     ASSAY_CHECK(d != NULL, ASSAY_IO, "%s: cannot be read", folder);
     const struct dirent *entry;
-    while ((entry = readdir(d)) != NULL && g->n < MAX_CERTIFICATES) {
+    assay_status st = ASSAY_OK;
+    while ((entry = readdir(d)) != NULL) {
         const size_t n = strlen(entry->d_name);
         if (n < 6 || strcmp(entry->d_name + n - 5, ".json") != 0)
             continue;
+        ASSAY_CHECK_GOTO(g->n < MAX_CERTIFICATES, ASSAY_LIMIT, st, done,
+                         "%s: expected at most %d certificates in all folders, found more", folder,
+                         MAX_CERTIFICATES);
         snprintf(path, sizeof path, "%.700s/%.255s", folder, entry->d_name);
         certify_checked *c = &g->found[g->n];
         if (certify_verify(path, keys, n_keys, g->now, c) == ASSAY_OK) {
@@ -273,8 +245,9 @@ static assay_status read_folder(gate *g, const char *folder, const char (*keys)[
         json_decref(c->certificate);
         g->refused++;
     }
+done:
     (void)closedir(d);
-    return ASSAY_OK;
+    return st;
 }
 
 /* What a description leaves out: sizes, values of attributes. */
@@ -298,7 +271,7 @@ static void not_enough(const gate *g, const certify_checked *c, char why[300])
         snprintf(why, 300, "only of another tier");
     else if (o->max_age >= 0 && g->now - c->issued > o->max_age)
         snprintf(why, 300, "older than --max-age");
-    else if (o->same_sources && !same_sources(c))
+    else if (o->same_sources && !certify_same_sources(c))
         snprintf(why, 300, "only judged by other sources than this program's");
     else if (!o->any_shape && certify_shapes_narrow(c->shapes, assay_op_find(c->operation)))
         only_for(c, why);
@@ -315,7 +288,7 @@ static void not_enough(const gate *g, const certify_checked *c, char why[300])
 static bool require(const gate *g, const char *op)
 {
     const certify_checked *best = NULL;
-    char extent[768], why[300] = "no certificate", here[300];
+    char extent[1024], why[300] = "no certificate", here[300];
     const int64_t hour = 3600;
     for (int i = 0; i < g->n; i++) {
         const certify_checked *c = &g->found[i];
@@ -329,8 +302,7 @@ static bool require(const gate *g, const char *op)
             best = c;
     }
     if (best != NULL) {
-        extent_text(best, extent, sizeof extent);
-        add_largest(best, extent, sizeof extent);
+        certify_good_for(best, extent, sizeof extent);
         say("good     %s: %s, tier %s, %s, %lld hours old", op, best->name, best->tier, extent,
             (long long)((g->now - best->issued) / hour));
     } else

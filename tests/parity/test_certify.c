@@ -368,6 +368,51 @@ Test(certify, what_a_certificate_is_good_for)
                 "MISSING  rmsnorm_fwd: tried with activations F32, expected --activations BF16");
 }
 
+/* What a caller has to keep to, and where it was tried. */
+Test(certify, alignment_and_device_are_said)
+{
+    static const struct {
+        int alignment;
+        const char *device, *says;
+    } rows[] = {{0, NULL, "H 8456, issued"},
+                {2, NULL, "H 8456, issued"},
+                {4, NULL, "H 8456, addresses aligned to 4 bytes, issued"},
+                {16, "NVIDIA H200", "H 8456, addresses aligned to 16 bytes, on NVIDIA H200, issued"},
+                {0, "NVIDIA H200", "H 8456, on NVIDIA H200, issued"}};
+    json_t *whole = NULL;
+    certify_key key;
+    make_certificate();
+    cr_assert_eq(certify_key_read(cli_file("assay/certify.key"), &key), ASSAY_OK);
+    cr_assert_eq(assay_json_load(&whole, cli_file(certificate)), ASSAY_OK);
+    json_t *inner = json_object_get(whole, "certificate");
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        json_object_set_new(json_object_get(json_object_get(inner, "subject"), "description"), "alignment",
+                            json_integer(rows[i].alignment));
+        json_object_set_new(json_object_get(inner, "where"), "device",
+                            rows[i].device != NULL ? json_string(rows[i].device) : json_null());
+        cr_assert_eq(certify_sign(inner, &key, cli_file(certificate)), ASSAY_OK);
+        expect_code("verify certs/rmsnorm_fwd-rmsnorm.so-example_rmsnorm-host.json", 0, rows[i].says);
+    }
+    expect_code("gate --require rmsnorm_fwd certs", 0, "H 8456, on NVIDIA H200, 0 hours old");
+    json_decref(whole);
+}
+
+/* None is left unread without a word. */
+Test(certify, more_certificates_than_a_gate_reads)
+{
+    enum { MOST = 4096 };
+    char path[CLI_PATH], name[32];
+    make_certificate();
+    snprintf(path, sizeof path, "%s", cli_file(certificate));
+    for (int i = 1; i < MOST; i++) {
+        snprintf(name, sizeof name, "certs/%d.json", i);
+        cr_assert_eq(link(path, cli_file(name)), 0);
+    }
+    expect_code("gate --require rmsnorm_fwd certs", 0, "1 passed, 0 failed");
+    cr_assert_eq(link(path, cli_file("certs/more.json")), 0);
+    expect_code("gate --require rmsnorm_fwd certs", 2, "certs: expected at most 4096 certificates");
+}
+
 /* A certificate's texts are its author's: none of them makes a line of its own or moves the cursor of a terminal. */
 Test(certify, texts_of_a_certificate_stay_in_their_line)
 {
