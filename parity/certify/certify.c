@@ -134,31 +134,54 @@ json_t *certify_machine(const char *tier)
                      cpu, "device", "driver", "toolkit", "probe");
 }
 
-/* --- the trial --------------------------------------------------------------------------------------------------- */
-static assay_status read_description(const certify_options *o, const char *work, certify_result *out)
+assay_status certify_unchanged(const char *file, const char *sha256)
 {
-    char path[ASSAY_PATH], library[ASSAY_PATH], sha[ASSAY_SHA256_HEX];
+    char now[ASSAY_SHA256_HEX];
+    ASSAY_TRY(assay_sha256_file(file, now));
+    ASSAY_CHECK(
+        strcmp(now, sha256) == 0, ASSAY_MISMATCH,
+        "%s: had SHA-256 %.16s... before the trial and has %.16s... behind it: it was changed while it "
+        "was tried, and nothing is said of either",
+        file, sha256, now);
+    return ASSAY_OK;
+}
+
+/* Of the library, before anything loads it; "": what loads it says what is wrong. */
+static void hash_before(const certify_options *o, char sha256[ASSAY_SHA256_HEX])
+{
+    char library[ASSAY_PATH];
+    const char *colon = strrchr(o->so, ':');
+    snprintf(library, sizeof library, "%.*s", colon != NULL ? (int)(colon - o->so) : 0, o->so);
+    if (colon == NULL || assay_sha256_file(library, sha256) != ASSAY_OK)
+        sha256[0] = '\0';
+    assay_error_clear();
+}
+
+/* --- the trial --------------------------------------------------------------------------------------------------- */
+static assay_status read_description(const certify_options *o, const char *work, const char *sha,
+                                     certify_result *out)
+{
+    char path[ASSAY_PATH], library[ASSAY_PATH];
     json_t *description = NULL;
     snprintf(path, sizeof path, "%s/description.json", work);
     ASSAY_TRY(assay_json_load(&description, path));
     const char *colon = strrchr(o->so, ':');
     snprintf(library, sizeof library, "%.*s", (int)(colon - o->so), o->so);
-    const assay_status st = assay_sha256_file(library, sha);
+    const assay_status st = certify_unchanged(library, sha);
     const char *slash = strrchr(library, '/');
     out->op = assay_op_find(json_string_value(json_object_get(description, "operation")));
     out->subject =
         json_pack("{s:s, s:O, s:s, s:s, s:s, s:o}", "kind", "library", "name",
                   json_object_get(description, "name"), "file", slash != NULL ? slash + 1 : library, "symbol",
-                  colon + 1, "sha256", st == ASSAY_OK ? sha : "", "description", description);
+                  colon + 1, "sha256", sha, "description", description);
     ASSAY_TRY(st);
     ASSAY_CHECK(out->subject != NULL && out->op != NULL, ASSAY_INTERNAL, "description");
     if (o->cu[0] !=
         '\0') { /* the library is made anew each time: the file and its launch are what is certified */
         slash = strrchr(o->cu, '/');
-        ASSAY_TRY(assay_sha256_file(o->cu, sha));
         json_object_set_new(out->subject, "kind", json_string("source"));
         json_object_set_new(out->subject, "file", json_string(slash != NULL ? slash + 1 : o->cu));
-        json_object_set_new(out->subject, "sha256", json_string(sha));
+        json_object_set_new(out->subject, "sha256", json_string(o->cu_sha256));
         json_object_set_new(out->subject, "symbol", json_string(slash != NULL ? slash + 1 : o->cu));
         json_object_set_new(out->subject, "launch", json_string(o->launch));
         json_t *includes = NULL;
@@ -289,14 +312,14 @@ static void stop(const certify_board *board, certify_result *out)
     out->stopped = true;
 }
 
-static assay_status try_library(const certify_options *o, const char *work, certify_board *board,
-                                certify_result *out)
+static assay_status try_library(const certify_options *o, const char *work, const char *sha256,
+                                certify_board *board, certify_result *out)
 {
     ASSAY_TRY(certify_run_child(o, work, "describe", board));
     ASSAY_CHECK(board->done, ASSAY_INVALID_ARGUMENT, "%s: %s", o->so,
                 board->trial[CERTIFY_CRASH].bad > 0 ? board->trial[CERTIFY_CRASH].first
                                                     : board->trial[CERTIFY_TIME].first);
-    ASSAY_TRY(read_description(o, work, out));
+    ASSAY_TRY(read_description(o, work, sha256, out));
     out->plan = (certify_plan){.op = out->op->name, .seeds = o->seeds};
     ASSAY_TRY(ask_library(work, out));
     if (o->fail_fast)
@@ -364,13 +387,19 @@ static assay_status find_where(const certify_options *o, const char *work, certi
 assay_status certify_library(const certify_options *o, const char *work, certify_result *out)
 {
     certify_board *board = NULL;
+    char sha256[ASSAY_SHA256_HEX], library[ASSAY_PATH];
     const double start = assay_monotonic_s();
     memset(out, 0, sizeof *out);
+    hash_before(o, sha256);
     ASSAY_TRY(certify_make_board(work, &board));
-    const assay_status st = try_library(o, work, board, out);
+    const assay_status st = try_library(o, work, sha256, board, out);
     certify_free_board(board);
     ASSAY_TRY(st);
     ASSAY_TRY(find_where(o, work, out));
+    snprintf(library, sizeof library, "%.*s", (int)(strrchr(o->so, ':') - o->so), o->so);
+    ASSAY_TRY(certify_unchanged(library, sha256));
+    if (o->cu[0] != '\0')
+        ASSAY_TRY(certify_launch_unchanged(o, work));
     if (out->stopped)
         certify_list_stopped(out);
     else

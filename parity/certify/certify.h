@@ -160,6 +160,7 @@ typedef struct certify_options {
     char python[256], python_program[ASSAY_PATH], python_device[8];
     char cu[ASSAY_PATH], launch[1024], shapes[256], cuda_runtime[ASSAY_PATH];
     char compiler[ASSAY_PATH], arch[64]; /* "": assay-cc, for the simulator */
+    char cu_sha256[ASSAY_SHA256_HEX];    /* of `cu` before it was compiled: certify_launch */
     char rounding[160];                  /* of `cu`, as `alignment` is (0: an element's) */
     int64_t alignment;
     char campaign[32], cells[ASSAY_PATH];
@@ -188,6 +189,10 @@ void certify_enter_child(const char *log);
 /* launch.c: makes a library of `cu` and `launch` in the folder `work`, and `so` names it.  ASSAY_UNSUPPORTED: a slot that has no plain
  * variable (optional, a dtype that follows from others). */
 assay_status certify_launch(certify_options *o, const char *work);
+/* Behind the last process of a trial: `cu` and all that it includes are what they were before it was compiled; else ASSAY_MISMATCH. */
+assay_status certify_launch_unchanged(const certify_options *o, const char *work);
+/* certify.c: the file still has this SHA-256; else ASSAY_MISMATCH: nobody knows which of the two was tried. */
+assay_status certify_unchanged(const char *file, const char *sha256);
 /* launch_compile.c: "nvcc 13.0, -O2 -arch=native".  ASSAY_NOT_FOUND: no such compiler. */
 assay_status certify_compiler(const certify_options *o, const char *work, char *built, size_t capacity);
 /* `source` as a shared library; what the compiler says of an error goes to stderr. */
@@ -196,9 +201,9 @@ assay_status certify_compile(const certify_options *o, const char *work, const c
 /* The same for the simulator with the race checker.  *good: false where the compiler does not; its words are in `why`, shortened. */
 assay_status certify_compile_races(const char *work, const char *source, const char *library, bool *good,
                                    char *why, size_t capacity);
-/* What the source includes of files that are not the system's, as a text of JSON in work/includes.json. */
+/* What the source includes of files that are not the system's, with their SHA-256; the caller's. */
 assay_status certify_compile_includes(const certify_options *o, const char *work, const char *source,
-                                      const char *file);
+                                      const char *file, json_t **out);
 /* launch_includes.c: what a certified file includes is what it was; else ASSAY_MISMATCH with its name. */
 assay_status certify_check_includes(const json_t *subject, const char *file, const char *who);
 /* The members of "where": tier, machine, processor, and device, driver, toolkit, probe as null. */

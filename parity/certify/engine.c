@@ -266,6 +266,7 @@ assay_status certify_engine(const certify_options *o, const char *work, certify_
                                      "toolkit", "probe", probe_json(&probe));
         results[i].seconds = (assay_monotonic_s() - start) / *n;
     }
+    st = certify_unchanged(e.program, sha);
 done:
     json_decref(operations);
     parity_engine_free(&e);

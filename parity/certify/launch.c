@@ -4,6 +4,7 @@
 #include "parity/certify/launch.h"
 #include "parity/certify/shapes.h"
 
+#include "core/base/sha256.h"
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -193,6 +194,25 @@ static assay_status check_text(const char *option, const char *text)
     return ASSAY_OK;
 }
 
+/* What is included is listed first, and again behind the trial: what the compiler reads lies between. */
+static assay_status compile(const certify_options *o, const char *work, const char *source,
+                            const char *library, const char *file)
+{
+    char path[ASSAY_PATH];
+    json_t *list = NULL;
+    snprintf(path, sizeof path, "%.900s/includes.json", work);
+    assay_status listed = certify_compile_includes(o, work, source, file, &list);
+    if (listed == ASSAY_OK)
+        listed = assay_json_save(list, path);
+    json_decref(list);
+    if (listed != ASSAY_OK)
+        assay_error_clear(); /* a file that is missing: the compiler says where */
+    ASSAY_TRY(certify_compile(o, work, source, library));
+    ASSAY_CHECK(listed == ASSAY_OK, ASSAY_INVALID_ARGUMENT,
+                "--cu: %s: compiled, but -MM did not say before what it includes", file);
+    return ASSAY_OK;
+}
+
 assay_status certify_launch(certify_options *o, const char *work)
 {
     char source[ASSAY_PATH], library[ASSAY_PATH], built[BUILT];
@@ -213,13 +233,42 @@ assay_status certify_launch(certify_options *o, const char *work)
     snprintf(source, sizeof source, "%.900s/launch.cu", work);
     snprintf(library, sizeof library, "%.900s/launch.so", work);
     if (st == ASSAY_OK)
+        st = assay_sha256_file(file, o->cu_sha256);
+    if (st == ASSAY_OK)
         st = write_file(o, file, built, source);
     if (st == ASSAY_OK)
-        st = certify_compile(o, work, source, library);
-    if (st == ASSAY_OK)
-        st = certify_compile_includes(o, work, source, file);
+        st = compile(o, work, source, library, file);
     free(file);
     ASSAY_TRY(st);
     snprintf(o->so, sizeof o->so, "%s:assay_launch_entry", library);
     return ASSAY_OK;
+}
+
+assay_status certify_launch_unchanged(const certify_options *o, const char *work)
+{
+    char source[ASSAY_PATH], path[ASSAY_PATH];
+    json_t *before = NULL, *now = NULL;
+    ASSAY_TRY(certify_unchanged(o->cu, o->cu_sha256));
+    char *file = realpath(o->cu, NULL);
+    ASSAY_CHECK(file != NULL, ASSAY_NOT_FOUND, "--cu: %s: %s", o->cu, strerror(errno));
+    snprintf(source, sizeof source, "%.900s/launch.cu", work);
+    snprintf(path, sizeof path, "%.900s/includes.json", work);
+    assay_status st = assay_json_load(&before, path);
+    if (st == ASSAY_OK)
+        st = certify_compile_includes(o, work, source, file, &now);
+    const char *name = NULL;
+    json_t *sha;
+    json_object_foreach(before, name, sha)
+    {
+        if (st == ASSAY_OK && !json_equal(sha, json_object_get(now, name)))
+            break;
+    }
+    ASSAY_CHECK_GOTO(st != ASSAY_OK || json_equal(before, now), ASSAY_MISMATCH, st, done,
+                     "--cu: %s: includes %s, which was changed while it was tried: nothing is said of either",
+                     o->cu, name != NULL ? name : "another set of files");
+done:
+    free(file);
+    json_decref(before);
+    json_decref(now);
+    return st;
 }

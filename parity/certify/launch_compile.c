@@ -164,14 +164,13 @@ assay_status certify_compile_races(const char *work, const char *source, const c
 }
 
 assay_status certify_compile_includes(const certify_options *o, const char *work, const char *source,
-                                      const char *file)
+                                      const char *file, json_t **out)
 {
-    char program[ASSAY_PATH], include[ASSAY_PATH], path[ASSAY_PATH], toolkit[ASSAY_PATH] = "", *text = NULL;
-    json_t *list = NULL;
+    char program[ASSAY_PATH], include[ASSAY_PATH], toolkit[ASSAY_PATH] = "", *text = NULL;
     bool good = false;
     ASSAY_TRY(find_compiler(o, program));
     ASSAY_TRY(find_include(include));
-    snprintf(path, sizeof path, "%.900s/includes.json", work);
+    *out = NULL;
     ASSAY_TRY(run((const char *const[]){program, "-MM", "-I", include, source, NULL}, work, &text, &good));
     assay_status st = ASSAY_OK;
     ASSAY_CHECK_GOTO(good, ASSAY_INVALID_ARGUMENT, st, done, "--cu: %s -MM does not say what is included",
@@ -181,10 +180,8 @@ assay_status certify_compile_includes(const certify_options *o, const char *work
         *strrchr(real, '/') = '\0';
     snprintf(toolkit, sizeof toolkit, "%s", real != NULL ? real : "");
     free(real);
-    ASSAY_TRY_GOTO(launch_read_includes(text, source, file, include, toolkit, &list), st, done);
-    st = assay_json_save(list, path);
+    st = launch_read_includes(text, source, file, include, toolkit, out);
 done:
-    json_decref(list);
     free(text);
     return st;
 }

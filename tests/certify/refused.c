@@ -1,6 +1,10 @@
 /* Descriptions that assay certify refuses by name. */
 #include "kernels.h"
 
+#include <fcntl.h>
+#include <stdlib.h>
+#include <unistd.h>
+
 static int32_t nothing(const assay_kernel_call *c)
 {
     (void)c;
@@ -31,6 +35,20 @@ DESCRIBE(device_memory, "add", 0, nothing, add_y, 1, .memory = ASSAY_KERNEL_MEMO
 DESCRIBE(later_version, "add", 0, nothing, add_y, 1, .abi = 2)
 DESCRIBE(too_small, "add", 0, nothing, add_y, 1, .size = 16)
 DESCRIBE(contradiction, "add", ASSAY_KERNEL_DETERMINISTIC | ASSAY_KERNEL_ATOMICS, nothing, add_y, 1)
+
+/* A file that becomes another while it is tried: every call adds a byte to the one that CERTIFY_APPENDS names. */
+static int32_t append(const assay_kernel_call *c)
+{
+    const char *path = getenv("CERTIFY_APPENDS");
+    const int fd = path != NULL ? open(path, O_WRONLY | O_APPEND) : -1;
+    (void)c;
+    if (fd >= 0) {
+        (void)!write(fd, "\n", 1);
+        (void)close(fd);
+    }
+    return ASSAY_KERNEL_INTERNAL;
+}
+DESCRIBE(changes_its_file, "add", 0, append, add_y, 1)
 
 /* adapt() that changes more than the order of a sum. */
 #define ADAPTS(member, value)                                                                                \

@@ -187,6 +187,22 @@ Test(certify, refusals)
     }
 }
 
+/* Which of the two was tried, nobody knows. */
+Test(certify, a_library_that_is_changed_while_it_is_tried)
+{
+    cli_copy(EXAMPLES "/refused.so", cli_file("mine.so"));
+    setenv("CERTIFY_APPENDS", cli_file("mine.so"), 1);
+    cli_result r = cli_run("certify --seeds 1 --so ./mine.so:changes_its_file");
+    cli_expect_refusal(
+        &r, "changed",
+        (const char *const[]){"./mine.so: had SHA-256", "it was changed while it was tried", NULL});
+    cli_free(&r);
+    unsetenv("CERTIFY_APPENDS");
+    r = cli_run("certify --seeds 1 --so ./mine.so:changes_its_file");
+    cr_expect_eq(r.code, 1, "%s%s", r.out, r.err);
+    cli_free(&r);
+}
+
 /* --- certificates --------------------------------------------------------------------------------------------- */
 static const char certificate[] = "certs/rmsnorm_fwd-rmsnorm.so-example_rmsnorm-host.json";
 

@@ -408,7 +408,7 @@ static const char *stand_in(const char *makes)
     snprintf(text, sizeof text,
              "#!/bin/sh\n[ \"$1\" != --version ] || { echo 'Cuda compilation tools, release 12.8, V12.8.1'; "
              "exit 0; }\n"
-             "[ \"$1\" != -MM ] || { echo \"launch.o : $4\"; exit 0; }\n"
+             "[ \"$1\" != -MM ] || { echo \"launch.o : $4 $(ls inc.cuh 2>/dev/null)\"; exit 0; }\n"
              "[ \"$1 $2 $3 $4 $5 $6 $7 $8 $9\" = '-O2 -std=c++17 -shared -Xcompiler -fPIC -cudart shared "
              "-arch=sm_90 -Xlinker' ] || { echo \"not nvcc's arguments: $*\"; exit 1; }\n"
              "shift 10\n[ \"$1 $3\" = '-I -o' ] || exit 1\ninclude=$2 out=$4 source=$5\n%s\n",
@@ -460,6 +460,28 @@ Test(certify_cu, a_compiler_for_a_device)
         &r, "another architecture",
         (const char *const[]){"not nvcc's arguments", "-arch=sm_80", "does not compile it", NULL});
     cli_free(&r);
+}
+
+/* Compiled is one text, and hashed another: whichever it is, the file or what it includes, before the compiler read it or behind. */
+Test(certify_cu, a_file_that_is_changed_while_it_is_compiled)
+{
+    static const char *const names[][2] = {{"add.cu", "add.cu: had SHA-256"},
+                                           {"inc.cuh", "includes inc.cuh, which was changed while"}};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char makes[CLI_LINE];
+        cli_write_text(cli_file("add.cu"), "#include \"inc.cuh\"\n");
+        cli_write_text(cli_file("inc.cuh"), "/* one */\n");
+        snprintf(makes, sizeof makes,
+                 "echo '/* another */' >>%s && cp " ASSAY_KERNELS "/other_runtime.so $out",
+                 cli_file(names[i][0]));
+        const char *compiler = stand_in(makes);
+        setenv("PATH", "/usr/bin:/bin", 1); /* without compute-sanitizer */
+        cli_result r = cli_run("certify --seeds 1 --cu add.cu --operation add --arch sm_90 --compiler %s "
+                               "--launch add<act><<<n,64,0,stream>>>(y,a,b,n)",
+                               compiler);
+        cli_expect_refusal(&r, names[i][0], (const char *const[]){names[i][1], NULL});
+        cli_free(&r);
+    }
 }
 
 /* nvcc itself, which no test needs: without it, what is refused says so. */

@@ -2,6 +2,8 @@
 #include "parity/certify/certify.h"
 #include "tests/support/certify.h"
 
+#include <sys/stat.h>
+
 TestSuite(certify_engine, .init = certify_setup, .fini = cli_teardown, .timeout = 300);
 
 static cli_result try_planted(const char *plant, const char *operation)
@@ -90,6 +92,19 @@ Test(certify_engine, every_output_is_in_the_certificate)
     cr_expect_gt(2 * n, 16);
     cr_expect_eq(json_array_size(outputs), 2 * n);
     json_decref(whole);
+}
+
+/* Which of the two was tried, nobody knows. */
+Test(certify_engine, a_program_that_is_changed_while_it_is_tried)
+{
+    cli_write_text(cli_file("engine.sh"),
+                   "#!/bin/sh\n[ \"$1\" = ops ] && echo '#' >>\"$0\"\nexec " ASSAY_BIN_DIR
+                   "/assay-sim \"$@\"\n");
+    cr_assert_eq(chmod(cli_file("engine.sh"), 0700), 0);
+    cli_result r = cli_run("certify --seeds 1 --engine sim --operation add --program ./engine.sh");
+    cli_expect_refusal(&r, "changed",
+                       (const char *const[]){"engine.sh: had SHA-256", "changed while it was tried", NULL});
+    cli_free(&r);
 }
 
 /* Each variant has a certificate of its own, which another neither replaces nor, where it fails, removes. */
