@@ -33,7 +33,8 @@ assay_status assay_inputs_take_config(assay_train_options *o, const assay_model_
 assay_status assay_inputs_steps(const assay_train_options *o, bool training, int64_t steps);
 
 /* Whether balancing losses have a meaning where dp ranks share the rows of a microbatch (docs/MEGATRON.md). */
-assay_status assay_inputs_rows(const assay_train_options *o, const assay_model_config *config, bool rows_split);
+assay_status assay_inputs_rows(const assay_train_options *o, const assay_model_config *config,
+                               bool rows_split);
 
 /* Whether the model and steps of `microbatches` of b rows can be cut into a layout (text) under the options' meaning, and whether it has
  * what they ask of it (moe_alltoall_halves); messages name axis and size. */

@@ -24,7 +24,7 @@ typedef struct check_state {
     parity_aligner *names;
     parity_reference *reference; /* NULL: cannot run */
     int64_t passed[CHECK_PARTS], failed[CHECK_PARTS], skipped[CHECK_PARTS];
-    int64_t n_misshapen; /* recorded parameters that are not of the folder's shapes */
+    int64_t n_misshapen;                 /* recorded parameters that are not of the folder's shapes */
     char first[CHECK_PARTS][CHECK_TEXT]; /* the first mistake of each part; "" none */
     char unchecked[CHECK_PARTS][PARITY_TEXT];
     json_t *others; /* texts of the mistakes after the first of their part, CHECK_OTHERS at the most */

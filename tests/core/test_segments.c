@@ -18,7 +18,7 @@ static assay_segment colliding(int64_t start)
     return (assay_segment){start, (int64_t)length};
 }
 
-Test(core_segments, equal_lists_are_one_and_no_file_chooses_what_collides, .timeout = 20)
+Test(core_segments, equal_lists_are_one_and_no_file_chooses_what_collides, .timeout = 100)
 {
     const assay_segment **seen = malloc(MANY * sizeof *seen);
     assay_shard s;

@@ -237,7 +237,7 @@ static void count_missing(void *user, bool wrong, const char *text)
 }
 
 /* An index may name as many files as it has room for: each is looked up once, not beside each (2 10^10 names). */
-Test(ckpt_paddle, many_missing_files_are_no_trap, .timeout = 60)
+Test(ckpt_paddle, many_missing_files_are_no_trap, .timeout = 200)
 {
     enum { MANY = 200000 };
     char key[32], file[96];
