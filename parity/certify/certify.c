@@ -221,7 +221,9 @@ static assay_status judge_dtype(const char *work, const char *act, certify_resul
     path_of(answer, work, "answer", act);
     if (strcmp(part, "threads") == 0) {
         path_of(other, work, part, act);
-        return certify_judge_bits(answer, other, CERTIFY_THREADS, r, 1);
+        return certify_has_flag(r->subject, "deterministic")
+                   ? certify_judge_bits(answer, other, CERTIFY_THREADS, r, 1)
+                   : certify_judge(request, other, true, shapes, CERTIFY_THREADS, r, 1);
     }
     ASSAY_TRY(certify_judge(request, answer, true, shapes, CERTIFY_TRIALS, r, 1));
     path_of(other, work, "second", act);
@@ -333,8 +335,8 @@ static assay_status try_library(const certify_options *o, const char *work, cons
     }
     memset(out->output, 0, sizeof out->output); /* the whole trial counts them again */
     out->n_outputs = 0;
-    const bool done = board->done != 0, deterministic = certify_has_flag(out->subject, "deterministic");
-    if (done && deterministic)
+    const bool done = board->done != 0;
+    if (done)
         ASSAY_TRY(certify_run_child(o, work, "threads", board));
     if (done)
         ASSAY_TRY(certify_races(o, work, board, out));
@@ -348,7 +350,7 @@ static assay_status try_library(const certify_options *o, const char *work, cons
     out->board = *board;
     if (done)
         ASSAY_TRY(judge_all(work, out, "trial"));
-    if (done && deterministic && board->done)
+    if (done && board->done)
         ASSAY_TRY(judge_all(work, out, "threads"));
     if (done && out->board.trial[CERTIFY_EXACT].calls + out->board.trial[CERTIFY_LOCAL].calls == 0)
         certify_bad(

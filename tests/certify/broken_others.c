@@ -2,6 +2,7 @@
 #include "kernels.h"
 
 #include <math.h>
+#include <omp.h>
 #include <stdlib.h>
 
 /* --- sumsq: y F64 [1] of x F32 [n] ------------------------------------------------------------------------------ */
@@ -87,6 +88,28 @@ static int32_t races(const assay_kernel_call *c)
     return ASSAY_KERNEL_OK;
 }
 DESCRIBE(race_of_threads, "sumsq", ASSAY_KERNEL_DETERMINISTIC, races, sum_in_double, 1,
+         .dtypes = ASSAY_KERNEL_SET(ASSAY_KERNEL_F32))
+
+/* What a third thread sums is lost.  Atomics are declared and equal bits are not: with one thread, and with two, it is right. */
+static int32_t two_threads(const assay_kernel_call *c)
+{
+    const int32_t code = check_sum(c);
+    double part[2] = {0.0, 0.0}, lost = 0.0;
+    if (code != 0)
+        return code;
+#pragma omp parallel for schedule(static, 1)
+    for (int64_t i = 0; i < c->slot[0]->shape[0]; i++) {
+        const double x = (double)load(c->slot[0]->data, i, ASSAY_KERNEL_F32);
+        const int thread = omp_get_thread_num();
+        double *to = thread < 2 ? &part[thread] : &lost;
+#pragma omp critical
+        *to += x * x;
+    }
+    const double all = part[0] + part[1];
+    memcpy(c->slot[1]->data, &all, sizeof all);
+    return ASSAY_KERNEL_OK;
+}
+DESCRIBE(two_threads_alone, "sumsq", ASSAY_KERNEL_ATOMICS, two_threads, sum_in_double, 1,
          .dtypes = ASSAY_KERNEL_SET(ASSAY_KERNEL_F32))
 
 /* F32 behind a declaration of F64. */

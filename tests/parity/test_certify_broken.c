@@ -61,6 +61,7 @@ static const broken rmsnorm[] = {
 static const broken others[] = {
     {"order_of_threads", "threads", "other bits"},
     {"race_of_threads", "threads", "other bits"},
+    {"two_threads_alone", "threads", NULL},
     {"single_precision_sum", "local", NULL},
     {"size_of_the_sum_not_checked", "arguments", "an extra element in dimension 0 of y"},
     {"whole_vectors_only", "written", "never written"},
