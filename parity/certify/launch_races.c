@@ -33,6 +33,7 @@ assay_status certify_races(const certify_options *o, const char *work, certify_b
     certify_options with = *o;
     snprintf(with.so, sizeof with.so, "%.1000s:assay_launch_entry", library);
     with.call_limit *= SLOWER;
+    with.limit *= SLOWER;
     with.fail_fast = false;
     const certify_board before = *board;
     memset(board, 0, sizeof *board);

@@ -264,8 +264,14 @@ static assay_status try_watched(trial *t, const call_record *r)
     ASSAY_TRY(trial_call(t, r, call_plain(GUARD_END, FILL_ONES), &c, &code));
     if (!t->races)
         return ASSAY_OK;
+    /* what the trial `races` takes over: a call that fails is none that was looked at */
+    if (code != ASSAY_KERNEL_OK)
+        certify_bad(t->board, CERTIFY_SIMULATOR, "error code %d in %s", code, t->board->now);
     trial_now(t, r, "the second run of ");
-    return trial_call(t, r, call_plain(GUARD_START, FILL_ODD), &c, &code);
+    ASSAY_TRY(trial_call(t, r, call_plain(GUARD_START, FILL_ODD), &c, &code));
+    if (code != ASSAY_KERNEL_OK)
+        certify_bad(t->board, CERTIFY_SIMULATOR, "error code %d in %s", code, t->board->now);
+    return ASSAY_OK;
 }
 
 static assay_status try_record(trial *t, const assay_trace *request, const assay_trace_op *asked,

@@ -147,6 +147,7 @@ Test(kernels, a_selection_is_what_ran)
         {"attention=k2", "BF16", some, 3, 1, {"FAIL attention=k2: ", "1 records are of higher kernels"}},
         {"k0", "BF16", fell, 3, 1, {"FAIL k0: ", "3 records are of higher kernels"}},
         {"k1", "BF16", fell, 3, 1, {NULL, NULL}},
+        {"k2", "BF16", fell, 3, 1, {"FAIL k2: ", "no record is of k2"}},
         {"k1,attention=k3", "BF16", some, 3, 2, {NULL, NULL}},
         {"k0,attention=k3", "BF16", some, 3, 2, {"FAIL k0: ", "what ran: linear_fwd k1 (1)\n"}},
         {"residual_norm=k1", "F32", together, 2, 1, {NULL, NULL}},

@@ -185,3 +185,35 @@ Test(parity_whole_spread, second_moments_are_compared_by_their_roots)
         cr_expect_geq(squares, table[i].of_squares, "gradient %g, squares: %g", table[i].gradient, squares);
     }
 }
+
+/* A perturbed run that overflows where the truth does not allows an infinite distance: nothing but the truth lies within it. */
+Test(parity_whole_spread, an_infinite_allowance_decides_nothing)
+{
+    enum { N = 4 };
+    static const int64_t shape[1] = {N};
+    static const double truth[N] = {1.0, 2.0, 3.0, 4.0}, over[N] = {1.0, 2.0, (double)INFINITY, 4.0},
+                        near[N] = {1.0, 2.0, 3.5, 4.0};
+    static const struct {
+        const double *found;
+        parity_verdict verdict;
+    } rows[] = {{truth, PARITY_PASS}, {near, PARITY_FAIL}, {over, PARITY_FAIL}};
+    static const assay_model_config none = {0};
+    static const parity_scales scales = {
+        .tp = 1, .dp = 1, .ep = 1, .pp = 1, .cp = 1, .world = 1, .microbatches = 1};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        parity_result r;
+        parity_whole_subject s = {.found = rows[i].found,
+                                  .truth = truth,
+                                  .wanted = truth,
+                                  .widen = 1.0,
+                                  .runs = 2,
+                                  .perturbed = {over, over},
+                                  .count = N,
+                                  .shape = shape,
+                                  .ndim = 1,
+                                  .stored = ASSAY_F32};
+        parity_result_init(&r);
+        cr_assert_eq(parity_whole_judge(&s, "x", &none, "the truth", NULL, &scales, &r), ASSAY_OK);
+        cr_expect_eq(r.verdict, rows[i].verdict, "%zu: %s", i, r.message);
+    }
+}
