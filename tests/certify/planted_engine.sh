@@ -50,12 +50,17 @@ if [[ ${arguments[*]} == 'doctor --ops' ]]; then
     esac
     exit
 fi
+lowest_rung() { # in place of the variant that was asked for
+    local word kept=()
+    for word in "${arguments[@]}"; do [[ $word == --variant=* ]] || kept+=("$word"); done
+    arguments=("${kept[@]}" --variant=k0)
+}
 # Another variant has other bits: what an engine would say whose results depend on the rest of the batch, on addresses, on the order
 # of threads.
 case $PLANT in
-batch) [[ $request != rows.* ]] || arguments+=(--variant=k0) ;;
-address) [[ $place != 1 ]] || arguments+=(--variant=k0) ;;
-order) [[ -z ${ASSAY_SIM_ORDER:-} ]] || arguments+=(--variant=k0) ;;
+batch) [[ $request != rows.* ]] || lowest_rung ;;
+address) [[ $place != 1 ]] || lowest_rung ;;
+order) [[ -z ${ASSAY_SIM_ORDER:-} ]] || lowest_rung ;;
 eps | odd) # a wrong number: the norm has another eps than the request says, or has it at odd addresses alone
     [[ $PLANT == eps || $place == 2 ]] && for word in "${!arguments[@]}"; do
         [[ ${arguments[word]} != --request=* ]] || {
@@ -77,8 +82,8 @@ few) # answers calls of one operation alone
         }
     done
     ;;
-narrow*) [[ $request != *.BF16 ]] || arguments+=(--variant=k0) ;; # bf16 never runs the rungs above
-lowest | older) [[ -z $request ]] || arguments+=(--variant=k0) ;; # it has no other rungs than it says
+narrow*) [[ $request != *.BF16 ]] || lowest_rung ;; # bf16 never runs the rungs above
+lowest | older) [[ -z $request ]] || lowest_rung ;; # it has no other rungs than it says
 dies) [[ -z $request ]] || exit 7 ;;
 falters) # the first run in bf16 answers and ends badly
     [[ $request != *.BF16 || -e ${out%/*}/once ]] || {
