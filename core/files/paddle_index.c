@@ -157,9 +157,12 @@ static assay_status add_file(assay_paddle *p, assay_paddle_files kind, const cha
     /* A name in the folder need not be UTF-8. */
     ASSAY_CHECK(json_object_set_new_nocheck(p->by_name[kind], name, json_integer(p->n_files)) == 0,
                 ASSAY_OUT_OF_MEMORY, "%s: files", p->dir);
-    assay_paddle_file *more = realloc(p->files, (size_t)(p->n_files + 1) * sizeof *more);
-    ASSAY_CHECK(more != NULL, ASSAY_OUT_OF_MEMORY, "%s: files", p->dir);
-    p->files = more;
+    if ((p->n_files & (p->n_files - 1)) == 0) { /* none, or a power of two: full */
+        const size_t room = p->n_files > 0 ? 2 * (size_t)p->n_files : 1;
+        assay_paddle_file *more = realloc(p->files, room * sizeof *more);
+        ASSAY_CHECK(more != NULL, ASSAY_OUT_OF_MEMORY, "%s: files", p->dir);
+        p->files = more;
+    }
     assay_paddle_file *f = &p->files[p->n_files++];
     *f = (assay_paddle_file){.kind = kind, .tp = tp};
     snprintf(f->name, sizeof f->name, "%s", name);

@@ -239,11 +239,7 @@ static void count_missing(void *user, bool wrong, const char *text)
 /* An index may name as many files as it has room for: each is looked up once, not beside each (2 10^10 names). */
 Test(ckpt_paddle, many_missing_files_are_no_trap, .timeout = 200)
 {
-#if defined(__SANITIZE_ADDRESS__) /* whose realloc copies every time */
-    enum { MANY = 20000 };
-#else
     enum { MANY = 200000 };
-#endif
     char key[32], file[96];
     json_t *index, *map = json_object();
     assay_paddle *p = NULL;
