@@ -141,14 +141,16 @@ assay_status parity_step_run(const parity_step_options *s, const assay_train_opt
     assay_status st = ASSAY_OK;
     if (ref) {
         snprintf(e.program, sizeof e.program, "the reference's");
-        st = ref_step(o);
+        st = parity_warn_idle_options(program, o);
+        if (st == ASSAY_OK)
+            st = ref_step(o);
     } else {
         ASSAY_TRY(parity_engine_find(s->engine, s->engine_program, &e));
         fprintf(stderr, "%s: engine %s (%s)\n", program, e.name, e.reason);
         st = parity_engine_check_inputs(&e, o);
+        if (st == ASSAY_OK)
+            st = parity_warn_idle_options(program, o);
     }
-    if (st == ASSAY_OK)
-        st = parity_warn_idle_options(program, o);
     if (st == ASSAY_OK && !ref)
         st = parity_engine_run(&e, "step", o, NULL, NULL, false, s->timeout_s, NULL);
     if (st == ASSAY_OK)

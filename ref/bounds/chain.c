@@ -24,7 +24,7 @@ static inline double larger(double p, double m)
  * rounding of the reference's own: 2^-53 n relative, which the widening of u (2^-20 in F32, a factor 2 in F64)
  * covers both ways (ref/bounds/interval.h). */
 
-/* Nine tenths of what assay certify of attention would take under the address sanitizer.  Without it: corners() below has read the first
+/* Two fifths of what assay certify of attention would take under the address sanitizer.  Without it: corners() below has read the first
  * and the last address of everything that the loops read, and what they write is a ref_cells. */
 #if defined(__SANITIZE_ADDRESS__)
 #define UNCHECKED __attribute__((no_sanitize("address", "undefined")))
