@@ -43,6 +43,8 @@ assay_status parity_engine_check_variant(const parity_engine *e, const char *tex
 assay_status parity_engine_check_inputs(const parity_engine *e, const assay_train_options *o);
 /* Options of experts say nothing to a model that has none, and a policy nothing where no row is dropped: refused where they are given. */
 assay_status parity_check_expert_options(const assay_train_options *o, const assay_model_config *config);
+/* The first half alone, where `what` ("no case has") has none. */
+assay_status parity_check_no_experts(const assay_train_options *o, const char *what);
 /* The same of options of optimizer steps, where `what` (a file, a case) has none. */
 assay_status parity_check_optimizer_options(const assay_train_options *o, const char *what);
 /* Says on standard error which of the given options change nothing in this run: overlap where there is no communication, a learning rate's

@@ -7,13 +7,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-assay_status parity_check_expert_options(const assay_train_options *o, const assay_model_config *config)
+assay_status parity_check_no_experts(const assay_train_options *o, const char *what)
 {
     for (const assay_option_row *row = assay_train_option_table(); row->name != NULL; row++)
-        ASSAY_CHECK(config->num_moe_experts > 0 || strncmp(row->name, "moe_", 4) != 0 ||
-                        !assay_train_option_given(o, row->name),
-                    ASSAY_INVALID_ARGUMENT, "--%s: has no meaning here: %s has no experts", row->name,
-                    o->model);
+        ASSAY_CHECK(strncmp(row->name, "moe_", 4) != 0 || !assay_train_option_given(o, row->name),
+                    ASSAY_INVALID_ARGUMENT, "--%s: has no meaning here: %s experts", row->name, what);
+    return ASSAY_OK;
+}
+
+assay_status parity_check_expert_options(const assay_train_options *o, const assay_model_config *config)
+{
+    char what[ASSAY_PATH + 16];
+    snprintf(what, sizeof what, "%s has no", o->model);
+    if (config->num_moe_experts == 0)
+        ASSAY_TRY(parity_check_no_experts(o, what));
     ASSAY_CHECK(!assay_train_option_given(o, "moe_token_drop_policy") ||
                     o->moe_expert_capacity_factor > 0.0 ||
                     (config->training.given && config->training.moe_expert_capacity_factor > 0.0),
