@@ -32,8 +32,7 @@
     X(REPEAT, "repeat", "equal bits at other addresses, on other garbage, and run again")                    \
     X(STREAM, "stream", "the stream alone orders a call's work, which nothing else waits for")               \
     X(THREADS, "threads",                                                                                    \
-      "another number or order of threads: equal bits where deterministic is declared, else within the "     \
-      "bound")                                                                                               \
+      "another number or order of threads: equal bits, in the bound if not deterministic")                   \
     X(BATCH, "batch", "a row's bits do not depend on the other rows")                                        \
     X(WORKSPACE, "workspace", "the workspace asked for is enough and says the same without data")            \
     X(ARGUMENTS, "arguments", "illegal calls get an error code and write nothing")                           \
