@@ -55,7 +55,7 @@ static assay_status values_in(const parity_index *x, const parity_noise_subject 
     parity_result_init(&finding);
     ASSAY_TRY_GOTO(parity_entry_assemble(x, e, &g, &finding), st, done);
     ASSAY_CHECK_GOTO(g.complete, ASSAY_INTERNAL, st, done, "%s: %.300s", s->name, finding.message);
-    ASSAY_TRY_GOTO(parity_align_ours(s->row, &g, &common), st, done);
+    ASSAY_TRY_GOTO(parity_align_ours(s->row, &g, s->targets, &common), st, done);
     ASSAY_CHECK_GOTO(common.count == s->count, ASSAY_MISMATCH, st, done,
                      "%s: expected %lld elements, found %lld", s->name, (long long)common.count,
                      (long long)s->count);

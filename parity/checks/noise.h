@@ -28,6 +28,7 @@ typedef struct parity_noise_subject {
     const char *name;
     assay_phase phase;
     int64_t step, microbatch;
+    int64_t targets; /* of a mean of losses; 0: unknown */
 } parity_noise_subject;
 
 /* Judges the whole tensor and its slices (rows of dimension 0); fills allowance [count] and verdict, message of *r.

@@ -193,8 +193,9 @@ static void sort_rows(parity_global *g)
         }
 }
 
-/* Tokens without a target have a loss of zero, and only they: the probability of a target is never one. */
-static assay_status mean_of(const parity_global *ours, parity_global *out)
+/* Tokens without a target have a loss of zero.  So have those of which a trained model is certain, where a loss is rounded: how
+ * many targets there are is better known than counted. */
+static assay_status mean_of(const parity_global *ours, int64_t targets, parity_global *out)
 {
     static const int64_t one[1] = {1};
     double sum = 0.0, n = 0.0;
@@ -204,19 +205,20 @@ static assay_status mean_of(const parity_global *ours, parity_global *out)
         sum += x;
         n += x != 0.0;
     }
-    const double mean = sum / n;
+    const double mean = sum / (targets > 0 ? (double)targets : n);
     memcpy(out->data, &mean, sizeof mean);
     return ASSAY_OK;
 }
 
-assay_status parity_align_ours(const assay_name_row *row, const parity_global *ours, parity_global *out)
+assay_status parity_align_ours(const assay_name_row *row, const parity_global *ours, int64_t targets,
+                               parity_global *out)
 {
     static const assay_name_row same = {.relation = ASSAY_RELATION_EQUAL};
     pairing p;
     row = row != NULL ? row : &same;
     memset(out, 0, sizeof *out);
     if (row->relation == ASSAY_RELATION_MEAN)
-        return mean_of(ours, out);
+        return mean_of(ours, targets, out);
     ASSAY_TRY(pair_shapes(row, ours, &p));
     ASSAY_TRY(cut(row, ours, &p, out));
     if (row->relation == ASSAY_RELATION_ROWS)
@@ -225,11 +227,11 @@ assay_status parity_align_ours(const assay_name_row *row, const parity_global *o
 }
 
 assay_status parity_align(const assay_name_row *row, const parity_global *theirs, const parity_global *ours,
-                          parity_global *a, parity_global *b)
+                          int64_t targets, parity_global *a, parity_global *b)
 {
     pairing p;
     memset(a, 0, sizeof *a);
-    ASSAY_TRY(parity_align_ours(row, ours, b));
+    ASSAY_TRY(parity_align_ours(row, ours, targets, b));
     if (row->relation == ASSAY_RELATION_MEAN) {
         ASSAY_CHECK(theirs->count == 1, ASSAY_MISMATCH, "expected one number, found %lld",
                     (long long)theirs->count);

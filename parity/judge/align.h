@@ -25,11 +25,13 @@ const parity_entry *parity_aligner_find(const parity_aligner *a, const parity_in
                                         const parity_entry *theirs, const assay_name_row **row);
 
 /* Both in our order of axes and in one shape: [s,b,...] or rows; a fused tensor of ours is cut to the pieces that theirs holds.
+ * targets: how many tokens a mean of losses is over; 0: unknown, those with a loss that is not zero.
  * *a and *b are the caller's also after a failure.  ASSAY_MISMATCH: sizes that cannot be that pair. */
 assay_status parity_align(const assay_name_row *row, const parity_global *theirs, const parity_global *ours,
-                          parity_global *a, parity_global *b);
+                          int64_t targets, parity_global *a, parity_global *b);
 /* Ours alone in that shape; row NULL: as it is. */
-assay_status parity_align_ours(const assay_name_row *row, const parity_global *ours, parity_global *out);
+assay_status parity_align_ours(const assay_name_row *row, const parity_global *ours, int64_t targets,
+                               parity_global *out);
 /* Theirs put in its place in a tensor of ours: `at` has our shape and dtype F64; held [count] gets 1 where an element was put.
  * Relation EQUAL alone. */
 assay_status parity_align_into(const assay_name_row *row, const parity_global *theirs, parity_global *at,

@@ -32,7 +32,8 @@ static assay_status add_products(const check_state *c, const parity_entry *e, do
     parity_result_init(&finding);
     ASSAY_TRY_GOTO(parity_entry_assemble(c->index, e, &found, &finding), st, done);
     ASSAY_TRY_GOTO(parity_entry_assemble(c->reference->truth_index, o, &expected, &finding), st, done);
-    if (!found.complete || !expected.complete || parity_align(row, &found, &expected, &a, &b) != ASSAY_OK) {
+    if (!found.complete || !expected.complete ||
+        parity_align(row, &found, &expected, 0, &a, &b) != ASSAY_OK) {
         assay_error_clear(); /* the comparison says so */
         goto done;
     }

@@ -249,7 +249,8 @@ done:
 assay_status check_loss_factor(const check_state *c, const parity_entry *e, double *factor)
 {
     double arrives, weight;
-    ASSAY_TRY(diff_loss_factor(c->trace, e, factor));
+    int64_t targets;
+    ASSAY_TRY(diff_loss_factor(c->trace, e, factor, &targets));
     if (*factor != 1.0 || strcmp(e->name, "loss") != 0 || !c->reference->known || e->microbatch < 0 ||
         e->microbatch >= c->reference->batches.microbatches ||
         c->reference->microbatches[e->microbatch].targets == 0)

@@ -52,7 +52,7 @@ static assay_status compare(check_state *c, const parity_entry *e, const assay_n
         *bad = -1; /* nothing was compared; `whole` says why it cannot be put together */
         goto done;
     }
-    ASSAY_TRY_GOTO(parity_align(row, &found, &ours, &a, &b), st, done);
+    ASSAY_TRY_GOTO(parity_align(row, &found, &ours, 0, &a, &b), st, done);
     ASSAY_TRY_GOTO(parity_decode_all(a.data, a.count, a.dtype, &x), st, done);
     ASSAY_TRY_GOTO(parity_decode_all(b.data, b.count, b.dtype, &y), st, done);
     for (int64_t i = 0; i < a.count; i++) {

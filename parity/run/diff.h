@@ -21,6 +21,7 @@ typedef struct diff_pair {
     bool walked_is_second;
     int64_t position; /* in order of execution */
     double factor;    /* what the walked trace's values are multiplied by first; 0: nothing */
+    int64_t targets;  /* that the walked trace's mean of losses is over; 0: unknown */
 } diff_pair;
 
 typedef struct diff_compare {
@@ -39,8 +40,9 @@ assay_status diff_compare_pair(const diff_compare *d, const diff_pair *p, parity
                                diff_statistics *statistics, unsigned char **bad);
 
 /* diff_loss.c: what a recorded loss is multiplied by to be the mean over its targets, by the reduction of the cross entropy that
- * made it: 1, or 1 / targets of a sum; 0: there is a loss for every target. */
-assay_status diff_loss_factor(const assay_trace *t, const parity_entry *e, double *factor);
+ * made it: 1, or 1 / targets of a sum; 0: there is a loss for every target.  *targets: how many these are, 0 where they are not recorded, or where
+ * several ranks hold a loss each. */
+assay_status diff_loss_factor(const assay_trace *t, const parity_entry *e, double *factor, int64_t *targets);
 /* Of a failure of what stands behind an output under its name: adds that to the diagnosis. */
 void diff_say_later(parity_result *r);
 

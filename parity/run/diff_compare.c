@@ -80,7 +80,8 @@ static assay_status compare_noise(const diff_compare *d, const diff_pair *p, con
                                     .name = ours->name,
                                     .phase = ours->phase,
                                     .step = p->e->step,
-                                    .microbatch = ours->microbatch};
+                                    .microbatch = ours->microbatch,
+                                    .targets = p->targets};
     const assay_status st = parity_noise_judge(d->noise, &s, allowance, r);
     if (st != ASSAY_NOT_FOUND || d->noise->runs == NULL)
         return st;
@@ -237,8 +238,8 @@ static assay_status bring_together(const diff_pair *p, parity_global *walked, pa
         memset(other, 0, sizeof *other);
         return ASSAY_OK;
     }
-    return p->walked_is_second ? parity_align(p->row, walked, other, second, first)
-                               : parity_align(p->row, walked, other, first, second);
+    return p->walked_is_second ? parity_align(p->row, walked, other, p->targets, second, first)
+                               : parity_align(p->row, walked, other, p->targets, first, second);
 }
 
 /* Two traces with Hugging Face's names beside the reference's tensor: both brought into its shape, so that its runs can say what
@@ -257,9 +258,9 @@ static assay_status bring_to_reference(const diff_compare *d, diff_pair *q, pari
         return ASSAY_OK;
     parity_result_init(&finding);
     ASSAY_TRY_GOTO(parity_entry_assemble(d->noise->runs->truth_index, o, &truth, &finding), st, done);
-    ASSAY_TRY_GOTO(parity_align(row, walked, &truth, &a, &unused), st, done);
+    ASSAY_TRY_GOTO(parity_align(row, walked, &truth, 0, &a, &unused), st, done);
     parity_global_free(&unused);
-    ASSAY_TRY_GOTO(parity_align(row, other, &truth, &b, &unused), st, done);
+    ASSAY_TRY_GOTO(parity_align(row, other, &truth, 0, &b, &unused), st, done);
     parity_global_free(walked);
     parity_global_free(other);
     *walked = a;
@@ -319,13 +320,13 @@ assay_status diff_compare_pair(const diff_compare *d, const diff_pair *p, parity
     if (r->verdict == PARITY_FAIL)
         st = explain(d, p, walked_fails, r);
     if (st == ASSAY_OK && p->row != NULL && p->row->relation == ASSAY_RELATION_MEAN && q.factor == 0.0) {
-        ASSAY_TRY_GOTO(diff_loss_factor(d->walked->trace, p->e, &q.factor), st, done);
+        ASSAY_TRY_GOTO(diff_loss_factor(d->walked->trace, p->e, &q.factor, &q.targets), st, done);
         if (q.factor == 0.0)
             parity_result_skip(r, "a loss for every target: its operation is judged");
     }
     if (st != ASSAY_OK || r->verdict != PARITY_PASS || !walked.data || !other.data)
         goto done;
-    st = bring_together(p, &walked, &other, &first, &second);
+    st = bring_together(&q, &walked, &other, &first, &second);
     if (st == ASSAY_OK && d->translate != NULL && p->row == NULL)
         st = bring_to_reference(d, &q, &first, &second);
     if (st == ASSAY_MISMATCH) {

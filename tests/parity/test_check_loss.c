@@ -3,6 +3,7 @@
  * names. */
 #include "core/base/json.h"
 #include "parity/checks/reference.h"
+#include "parity/judge/align.h"
 #include "tests/support/parity.h"
 
 enum { B = 2, S = 7, V = 29, N = B * S, MICROBATCHES = 2 };
@@ -498,4 +499,25 @@ Test(check_loss, an_untrained_model_is_not_said_to_be_shifted)
     r.off = 1.0005;
     cr_assert_eq(check(&r, text, sizeof text), 1, "%s", text);
     cr_expect(strstr(text, "loss_function") && strstr(text, "shifted") == NULL, "%s", text);
+}
+
+/* A token of which a model is certain has a loss of zero, like one that has no target: the targets say which it is. */
+Test(check_loss, a_certain_token_counts_in_the_mean)
+{
+    static const struct {
+        int64_t targets;
+        double mean;
+    } rows[] = {{3, 1.0}, {0, 1.5}};
+    static const assay_name_row row = {.relation = ASSAY_RELATION_MEAN};
+    float losses[] = {2.0f, 0.0f, 0.0f, 1.0f}, whole = 1.0f;
+    const parity_global ours = {.data = losses, .dtype = ASSAY_F32, .count = 4, .ndim = 1, .shape = {4}};
+    const parity_global theirs = {.data = &whole, .dtype = ASSAY_F32, .count = 1};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        parity_global a, b;
+        must(parity_align(&row, &theirs, &ours, rows[i].targets, &a, &b));
+        cr_expect(parity_decode(b.data, 0, b.dtype) == rows[i].mean, "%lld targets",
+                  (long long)rows[i].targets);
+        parity_global_free(&a);
+        parity_global_free(&b);
+    }
 }
