@@ -1,9 +1,24 @@
 /* Trying hypotheses on one operation. */
 #include "parity/judge/suspect.h"
+#include "core/model/ops.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* Hypotheses read numbers where docs/OPS.md has numbers: of a record that holds integers there, none is tried. */
+static bool are_of_their_class(const assay_trace_op *op, const ref_value *values, int n, bool outputs)
+{
+    for (int i = 0; i < n; i++) {
+        const assay_op *row = assay_op_find(op->op);
+        const assay_op_slot *slot = row != NULL ? assay_op_slot_find(row, values[i].slot, outputs) : NULL;
+        const bool any = slot == NULL || slot->dtype == ASSAY_CLASS_SAME || slot->dtype == ASSAY_CLASS_ATTR ||
+                         slot->dtype == ASSAY_CLASS_ANY;
+        if (!any && (slot->dtype == ASSAY_CLASS_I64) != (values[i].ivalue != NULL))
+            return false;
+    }
+    return true;
+}
 
 assay_status suspect_open(suspect_trial *t, const assay_trace *trace, const assay_trace_op *op,
                           bool *readable)
@@ -17,7 +32,8 @@ assay_status suspect_open(suspect_trial *t, const assay_trace *trace, const assa
     ASSAY_TRY(parity_read_slots(trace, op, true, t->in, &t->n_in, &problem));
     if (problem.verdict == PARITY_PASS)
         ASSAY_TRY(parity_read_slots(trace, op, false, t->out, &t->n_out, &problem));
-    *readable = problem.verdict == PARITY_PASS;
+    *readable = problem.verdict == PARITY_PASS && are_of_their_class(op, t->in, t->n_in, false) &&
+                are_of_their_class(op, t->out, t->n_out, true);
     return ASSAY_OK;
 }
 

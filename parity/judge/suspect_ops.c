@@ -76,6 +76,10 @@ static double fit_eps(suspect_trial *t)
     int64_t n = 0;
     const bool centred = strcmp(t->op->op, "layernorm_fwd") == 0;
     const ref_value *beta = suspect_input(t, "beta");
+    if (beta != NULL && beta->count != h) {
+        free(fits);
+        return (double)NAN;
+    }
     for (int64_t i = 0; fits != NULL && i < rows; i++) {
         double xy = 0.0, xx = 0.0, square = 0.0, mean = 0.0;
         for (int64_t k = 0; k < h && centred; k++)
@@ -207,7 +211,7 @@ static bool other_weight(suspect_trial *t, int number, char text[PARITY_TEXT])
         ref_value other;
         if (length < 7 || strcmp(r->name + length - 7, ".weight") != 0 || r->shard.ndim != w->ndim ||
             r->shard.ndim != 2 || r->shard.local_shape[0] != w->shape[0] || r->data == NULL ||
-            r->shard.local_shape[1] != w->shape[1] || seen++ != number)
+            !assay_dtype_is_float(r->dtype) || r->shard.local_shape[1] != w->shape[1] || seen++ != number)
             continue;
         if (parity_value_of("weight", r, &other) != ASSAY_OK) {
             assay_error_clear();

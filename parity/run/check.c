@@ -70,13 +70,14 @@ static assay_status on_option(void *user, const char *name, const char *text)
 }
 
 /* Mistakes first in the order of the parts; a configuration that is another explains what follows from it. */
-static int verdict(const check_state *c, char sentence[CHECK_TEXT + 128])
+static int verdict(check_state *c, char sentence[CHECK_TEXT + 128])
 {
     int64_t failed = 0, checked = 0;
     const char *first = NULL, *unchecked = NULL;
     for (int p = 0; p < CHECK_PARTS; p++) {
         failed += c->failed[p];
         checked += p >= CHECK_OPERATIONS ? c->passed[p] : 0;
+        assay_clean_text(c->unchecked[p]); /* may hold words of a trace, cut anywhere */
         first = first == NULL && c->first[p][0] != '\0' ? c->first[p] : first;
         unchecked = unchecked == NULL && c->unchecked[p][0] != '\0' ? c->unchecked[p] : unchecked;
     }
@@ -94,6 +95,7 @@ static int verdict(const check_state *c, char sentence[CHECK_TEXT + 128])
                  "arithmetic allows.%s",
                  (long long)c->passed[CHECK_OPERATIONS], (long long)c->passed[CHECK_WHOLE],
                  json_array_size(c->not_judged) > 0 ? "  (What was not judged is listed above.)" : "");
+    assay_clean_text(sentence);
     return first != NULL ? 1 : checked == 0 || unchecked != NULL ? 2 : 0;
 }
 

@@ -18,7 +18,8 @@ static void guess_precision(const check_state *c, const parity_claim *r, char te
     const assay_trace_op *op = parity_claim_op(c->trace, r);
     const assay_trace_tensor *t = op != NULL ? assay_trace_op_tensor(c->trace, op, r->tensor) : NULL;
     const double off = fabs(r->found - r->expected) / fabs(r->expected);
-    if (t == NULL || text[0] != '\0' || !(r->expected != 0.0) || has_factor(r))
+    const bool one_part = strncmp(r->diagnosis, "only ", 5) == 0;
+    if (t == NULL || text[0] != '\0' || !(r->expected != 0.0) || has_factor(r) || one_part)
         return;
     if (t->dtype == ASSAY_BF16 && off <= 2.0 * 0x1p-8)
         snprintf(text, PARITY_TEXT,

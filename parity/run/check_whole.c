@@ -54,15 +54,28 @@ static assay_status report_failure(check_state *c, const diff_pair *p, const par
     return ASSAY_OK;
 }
 
-static int compare_orders(const void *a, const void *b)
+/* One rank records in order of execution. */
+static int compare_records(const void *a, const void *b)
 {
     const parity_entry *const *x = a, *const *y = b;
-    const assay_trace_tensor *s = (*x)->pieces[0].record, *t = (*y)->pieces[0].record;
-    if (s->rank != t->rank && (*x)->phase != (*y)->phase)
+    const int64_t s = (*x)->pieces[0].record->id, t = (*y)->pieces[0].record->id;
+    return (s > t) - (s < t);
+}
+
+/* Of several ranks: stages follow each other forward, and the other way round backward. */
+static int compare_ranks(const void *a, const void *b)
+{
+    const parity_entry *const *x = a, *const *y = b;
+    const int s = (*x)->pieces[0].record->rank, t = (*y)->pieces[0].record->rank;
+    if ((*x)->step != (*y)->step)
+        return (*x)->step < (*y)->step ? -1 : 1;
+    if ((*x)->phase != (*y)->phase)
         return (int)(*x)->phase - (int)(*y)->phase;
-    if (s->rank == t->rank)
-        return (s->id > t->id) - (s->id < t->id);
-    return s->rank - t->rank;
+    if ((*x)->microbatch != (*y)->microbatch)
+        return (*x)->microbatch < (*y)->microbatch ? -1 : 1;
+    if (s != t)
+        return (*x)->phase == ASSAY_PHASE_BACKWARD ? t - s : s - t;
+    return compare_records(a, b);
 }
 
 static bool is_evaluation(const check_state *c, int64_t microbatch)
@@ -174,7 +187,8 @@ static assay_status compare_all(check_state *c, diff_compare *d)
     ASSAY_CHECK(order != NULL, ASSAY_OUT_OF_MEMORY, "order");
     for (int64_t i = 0; i < c->index->n; i++)
         order[i] = &c->index->entries[i];
-    qsort(order, (size_t)c->index->n, sizeof *order, compare_orders);
+    qsort(order, (size_t)c->index->n, sizeof *order,
+          assay_trace_world(c->trace) > 1 ? compare_ranks : compare_records);
     for (int64_t i = 0; i < c->index->n && st == ASSAY_OK; i++) {
         parity_entry shifted;
         diff_pair p = {.e = order[i], .walked_is_second = true, .position = i};

@@ -146,13 +146,32 @@ static const diff_attribute *attribute_before(const diff *d)
 }
 
 /* The last line. */
+/* The first rank that ended early, and why; NULL: none did. */
+static const char *aborted_rank(const diff *d, int *rank, const char **of)
+{
+    for (int k = 0; k < 2; k++) {
+        const assay_trace *t = k == 0 ? d->a->trace : d->b->trace;
+        *of = k == 0 ? "first" : "second";
+        for (*rank = 0; *rank < assay_trace_world(t); ++*rank)
+            if (assay_trace_aborted(t, *rank) != NULL)
+                return assay_trace_aborted(t, *rank);
+    }
+    return NULL;
+}
+
 static void sentence_of(const diff *d, char *out, size_t capacity)
 {
+    int rank;
+    const char *of, *aborted = aborted_rank(d, &rank, &of);
     if (!d->has_first && d->skipped > 0 && d->attributes.n == 0)
         snprintf(out, capacity,
                  "NOT CHECKED: %lld tensors agree, %lld could not be compared, the first of which is named "
                  "above.",
                  (long long)d->passed, (long long)d->skipped);
+    else if (!d->has_first && d->attributes.n == 0 && d->passed > 0 && aborted != NULL)
+        snprintf(out, capacity,
+                 "NOT CHECKED: %lld tensors agree, but rank %d of the %s run ended early: %.300s",
+                 (long long)d->passed, rank, of, aborted);
     else
         diff_sentence(d->has_first ? &d->first_pair : NULL, &d->first_result, attribute_before(d),
                       d->failed + d->attributes.n, d->passed, out, capacity);
@@ -511,6 +530,10 @@ static assay_status print_json(const diff *d, int code)
     char sentence[2 * PARITY_TEXT];
     sentence_of(d, sentence, sizeof sentence);
     json_object_set_new(root, "sentence", json_string(sentence));
+    int rank;
+    const char *of, *aborted = aborted_rank(d, &rank, &of);
+    if (aborted != NULL)
+        json_object_set_new(root, "ended_early", json_pack("{s:s,s:i}", "run", of, "rank", rank));
     json_object_set_new(root, "attributes", diff_attributes_json(&d->attributes));
     json_object_set(root, "first_difference_of_rank", d->first_of_rank);
     json_object_set(root, "missing_from_second", d->missing[0]);
@@ -524,6 +547,8 @@ static assay_status print_json(const diff *d, int code)
 
 static assay_status diff_indexes(diff *d, int *exit_code)
 {
+    int rank;
+    const char *of;
     parity_aligner *names = NULL;
     parity_noise noise = {0};
     item *items = NULL;
@@ -535,8 +560,10 @@ static assay_status diff_indexes(diff *d, int *exit_code)
     ASSAY_TRY_GOTO(compare_common(d, items), st, done);
     ASSAY_TRY_GOTO(count_missing(d, items), st, done);
     ASSAY_TRY_GOTO(compare_attributes(d, items), st, done);
-    /* Nothing compared is not a pass. */
-    *exit_code = d->failed + d->attributes.n > 0 ? 1 : (d->passed == 0 || d->skipped > 0) ? 2 : 0;
+    /* Nothing compared is not a pass, nor is what one run did before it ended early. */
+    *exit_code = d->failed + d->attributes.n > 0                                           ? 1
+                 : d->passed == 0 || d->skipped > 0 || aborted_rank(d, &rank, &of) != NULL ? 2
+                                                                                           : 0;
     if (d->text)
         print_summary(d);
     else

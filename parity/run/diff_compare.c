@@ -47,16 +47,16 @@ static void measure(const double *x, const double *y, int64_t count, diff_statis
     s->cosine = xx == 0.0 && yy == 0.0 ? 1.0 : xx == 0.0 || yy == 0.0 ? 0.0 : xy / sqrt(xx) / sqrt(yy);
 }
 
-/* Values of both sides against tolerance * largest magnitude of the first. */
+/* Values of both sides against tolerance * largest magnitude of the first; decisions, ids and counts have none. */
 static void compare_values(const diff_compare *d, const double *x, const double *y, int64_t count,
-                           double *allowance, parity_worst *w)
+                           bool integers, double *allowance, parity_worst *w)
 {
     double largest = 0.0;
     for (int64_t i = 0; i < count; i++) {
         if (isfinite(x[i]))
             largest = fmax(largest, fabs(x[i]));
     }
-    const double bound = d->tolerance >= 0.0 ? d->tolerance * largest : 0.0;
+    const double bound = d->tolerance >= 0.0 && !integers ? d->tolerance * largest : 0.0;
     for (int64_t i = 0; i < count; i++) {
         const double error = fabs(y[i] - x[i]);
         const bool same = x[i] == y[i];
@@ -165,7 +165,7 @@ static assay_status compare_globals(const diff_compare *d, const diff_pair *p, c
     if (d->noise != NULL && floats) {
         ASSAY_TRY_GOTO(compare_noise(d, p, a, x, y, allowance, r), st, done);
     } else {
-        compare_values(d, x, y, a->count, allowance, &w);
+        compare_values(d, x, y, a->count, integers, allowance, &w);
         if (exact && !rounded && a->dtype == b->dtype) {
             parity_worst_init(&w);
             parity_worst_add_bits(&w, b->data, a->data, a->count, a->dtype);

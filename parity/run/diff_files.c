@@ -58,13 +58,15 @@ static assay_status compare(files *d, const assay_tensor_info *a, const assay_te
         y[i] = narrow ? (double)(float)y[i] : y[i];
         largest = isfinite(x[i]) ? fmax(largest, fabs(x[i])) : largest;
     }
+    const bool counted = parity_is_integer(a->dtype) && parity_is_integer(b->dtype); /* no tolerance */
     const bool bits = d->tolerance < 0.0 && a->dtype == b->dtype; /* -0 is not 0, and one NaN not another */
     const size_t size = a->count > 0 ? (size_t)a->bytes / (size_t)a->count : 0;
     for (int64_t i = 0; i < a->count; i++) {
         const double error = fabs(y[i] - x[i]);
-        const bool pass = bits ? memcmp((const char *)a->data + (size_t)i * size,
-                                        (const char *)b->data + (size_t)i * size, size) == 0
-                               : x[i] == y[i] || (d->tolerance >= 0.0 && error <= d->tolerance * largest);
+        const bool pass =
+            bits ? memcmp((const char *)a->data + (size_t)i * size, (const char *)b->data + (size_t)i * size,
+                          size) == 0
+                 : x[i] == y[i] || (!counted && d->tolerance >= 0.0 && error <= d->tolerance * largest);
         if (pass)
             continue;
         if (differ++ == 0 || !(error <= worst)) {

@@ -293,3 +293,47 @@ Test(parity_diff, hostile_names_reach_no_terminal)
     cr_assert_eq(diff_pair("y\033[2J", 4.0f, "x", 4.0f, -1.0, text), 1, "%s", text);
     cr_expect_not(strchr(text, '\033'), "%s", text);
 }
+
+/* Choices of experts, ids and counts are right or wrong. */
+Test(parity_diff, integers_have_no_tolerance)
+{
+    static const int64_t shape[1] = {3};
+    static const int64_t of[2][3] = {{5, 127, 3}, {6, 127, 3}};
+    char dir[2][256], text[8192];
+    for (int k = 0; k < 2; k++) {
+        assay_trace_writer *w = open_writer(fresh_path(dir[k], "t"), 0, 1, NULL);
+        assay_trace_tensor t = tensor_of("router.indices", ASSAY_PHASE_FORWARD, ASSAY_I64, 1, shape);
+        must(assay_trace_write_tensor(w, &t, of[k]));
+        close_writer(w);
+    }
+    cr_expect_eq(diff_text(dir[0], dir[1], 1e-1, text), 1, "%s", text);
+    cr_expect_eq(diff_text(dir[0], dir[0], 1e-1, text), 0, "%s", text);
+    remove_path(dir[1]);
+    remove_path(dir[0]);
+}
+
+/* What agrees until a run ended is no answer. */
+Test(parity_diff, a_run_that_ended_early_is_not_right)
+{
+    char a[256], b[256], text[8192], path[512];
+    write_one(fresh_path(a, "a"), "x", 4);
+    write_one(fresh_path(b, "b"), "x", 4);
+    snprintf(path, sizeof path, "%s/rank-00000.jsonl", b);
+    FILE *f = fopen(path, "r+");
+    cr_assert_not_null(f);
+    text[fread(text, 1, sizeof text - 1, f)] = '\0';
+    char *end = strstr(text, "{\"type\":\"end\"");
+    cr_assert_not_null(end, "%s", text);
+    char rest[1024];
+    snprintf(rest, sizeof rest, "%s", end + strlen("{\"type\":\"end\""));
+    fseek(f, end - text, SEEK_SET);
+    fprintf(f, "{\"type\":\"end\",\"aborted\":\"out of patience\"%s", rest);
+    fclose(f);
+    cr_expect_eq(diff_text(a, b, -1.0, text), 2, "%s", text);
+    cr_expect(
+        strstr(text,
+               "NOT CHECKED: 1 tensors agree, but rank 0 of the second run ended early: out of patience"),
+        "%s", text);
+    remove_path(b);
+    remove_path(a);
+}

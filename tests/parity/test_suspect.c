@@ -343,3 +343,32 @@ Test(parity_suspect, noise_has_no_cause)
     };
     EXPECT_ALL(rows);
 }
+
+/* What the local check refuses has no numbers to explain. */
+Test(parity_suspect, records_that_are_not_legal_are_left)
+{
+    static const int64_t wide[2] = {2, 3}, h = 3, one = 1;
+    static const float x[6] = {1, 2, 3, 4, 5, 6}, gamma[3] = {1, 1, 1};
+    static const int64_t integers[6] = {1, 2, 3, 4, 5, 6};
+    for (int row = 0; row < 2; row++) { /* y of integers; beta shorter than gamma */
+        char dir[256], why[PARITY_TEXT] = "?";
+        assay_trace_writer *w = open_writer(fresh_path(dir, "t"), 0, 1, NULL);
+        assay_trace_op o = op_of(row == 0 ? "rmsnorm_fwd" : "layernorm_fwd", "norm", ASSAY_PHASE_FORWARD);
+        assay_trace_tensor y = tensor_of("y", ASSAY_PHASE_FORWARD, row == 0 ? ASSAY_I64 : ASSAY_F32, 2, wide);
+        op_in(&o, "x", put_f32(w, "x", ASSAY_PHASE_FORWARD, 2, 3, x));
+        op_in(&o, "gamma", put_vector_f32(w, "gamma", h, gamma));
+        if (row == 1)
+            op_in(&o, "beta", put_vector_f32(w, "beta", one, gamma));
+        must(assay_trace_write_tensor(w, &y, row == 0 ? (const void *)integers : (const void *)x));
+        op_out(&o, "y", y.id);
+        o.attrs = json_pack("{s:f}", "eps", 1e-6);
+        must(assay_trace_write_op(w, &o));
+        json_decref(o.attrs);
+        close_writer(w);
+        assay_trace *t = open_trace(dir);
+        must(parity_suspect(t, assay_trace_op_at(t, 0, 0), why));
+        cr_expect_str_eq(why, "");
+        assay_trace_close(t);
+        remove_path(dir);
+    }
+}
