@@ -269,17 +269,21 @@ static int64_t answer_at(const exact *x, int rank, int rung, const char *instanc
     return parity_map_get(x->answers, key);
 }
 
-/* Where each rung answers, a record that would not be looked for, or hides another, is a failure. */
-static assay_status check_rung(exact *x, int rank, const assay_trace_op *op)
+/* A record that would not be looked for, or hides another, is a failure. */
+static assay_status check_answer(exact *x, int rank, const assay_trace_op *op)
 {
     const int rung = rung_of(x, op);
-    const bool known = rung >= 0 && rung < MOST_RUNGS;
+    const bool any = !x->every_rung || parity_is_collective(op->op);
+    const bool known = any || (rung >= 0 && rung < MOST_RUNGS);
     parity_result r;
-    if (parity_is_collective(op->op) || (known && answer_at(x, rank, rung, op->instance) < 0))
+    if (known && answer_at(x, rank, rung, op->instance) < 0)
         return ASSAY_OK;
     start(x, op, "", &r);
-    parity_result_fail(&r, "rank %d answers %s with k%d%s", rank, op->instance, rung,
-                       known ? " twice" : ": expected k0 to k9");
+    if (any)
+        parity_result_fail(&r, "rank %d answers %s twice", rank, op->instance);
+    else
+        parity_result_fail(&r, "rank %d answers %s with k%d%s", rank, op->instance, rung,
+                           known ? " twice" : ": expected k0 to k9");
     return parity_table_merge(table_of(x, op), &r);
 }
 
@@ -289,8 +293,7 @@ static assay_status index_answers(exact *x)
     for (int rank = 0; rank < assay_trace_world(x->answer); rank++) {
         for (int64_t i = 0; i < assay_trace_n_ops(x->answer, rank); i++) {
             const assay_trace_op *op = assay_trace_op_at(x->answer, rank, i);
-            if (x->every_rung)
-                ASSAY_TRY(check_rung(x, rank, op));
+            ASSAY_TRY(check_answer(x, rank, op));
             answer_key(key, rank, rung_of(x, op), op->instance);
             ASSAY_TRY(parity_map_put(x->answers, key, i));
         }

@@ -82,7 +82,9 @@ static assay_status claim_number(const check *c, int rank, int64_t step, const c
     double found = 0.0;
     if (!plan_recorded_number(c->job.recorded, rank, step, name, &found))
         return plan_fails(c->f, &at, name, "%s: expected one number in phase optimizer, found none", name);
-    if (known && fabs(found - wanted) <= slack)
+    /* a run that diverges is honest of it */
+    const bool same = found == wanted || (isnan(found) && isnan(wanted));
+    if (known && (same || fabs(found - wanted) <= slack))
         return plan_holds(c->f, &at);
     return plan_fails(c->f, &at, name, "%s: expected %.17g from the recorded sums, found %.17g", name,
                       known ? wanted : (double)NAN, found);

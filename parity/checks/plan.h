@@ -329,6 +329,8 @@ typedef struct plan_pieces {
 /* Whether ranks of a copy share it out, and what this rank has of it. */
 bool plan_is_cut(const plan *p, const assay_param_spec *s);
 plan_pieces plan_pieces_of(plan *p, const assay_param_spec *s);
+/* The piece, or the whole of what the rank has of the parameter. */
+const assay_shard *plan_piece_or_whole(plan *p, const assay_param_spec *s, const assay_shard *piece);
 int plan_group_size(const plan *p, assay_group group);
 /* A tied embedding whose gradient the first and the last stage add up. */
 /* Elements of the rank's piece before those that its kv group shares; -1 when it shares none. */

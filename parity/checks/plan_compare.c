@@ -204,7 +204,7 @@ static bool wrong_value(const plan_tensor *w, const assay_trace_tensor *t, char 
 {
     const int64_t n = assay_shard_count(&t->shard);
     if (w->shard != NULL && !parity_same_shard(w->shard, &t->shard)) {
-        snprintf(text, capacity, "another piece of %s than this rank owns", w->name);
+        snprintf(text, capacity, "expected the piece of %s that this rank owns, found another", w->name);
         return true;
     }
     if (w->reals != NULL) {

@@ -93,6 +93,16 @@ static plan_pieces halves_of(plan *p, const assay_param_spec *s)
     return (plan_pieces){.n = 2, .shard = {own, shared}};
 }
 
+const assay_shard *plan_piece_or_whole(plan *p, const assay_param_spec *s, const assay_shard *piece)
+{
+    if (piece != NULL)
+        return piece;
+    assay_shard *whole = plan_alloc(p, sizeof *whole);
+    if (whole != NULL)
+        p->st = assay_param_shard(s, p->job->grid, p->rank, whole);
+    return whole;
+}
+
 /* Without a record of the cut the rank owns nothing that could be expected: the missing reduction is named. */
 plan_pieces plan_pieces_of(plan *p, const assay_param_spec *s)
 {

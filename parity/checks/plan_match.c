@@ -60,7 +60,9 @@ static assay_status index_plan(matcher *m)
 static assay_status check_order(matcher *m, int64_t i, const plan_place *at)
 {
     const plan_op *o = &m->p->ops[i];
-    if (o->after >= 0) {
+    const plan_op *far = m->farthest >= 0 ? &m->p->ops[m->farthest] : NULL;
+    if (o->after >= 0 &&
+        (far == NULL || o->block >= far->block)) { /* it may stand earlier than its block, not later */
         const plan_op *before = &m->p->ops[o->after];
         if (m->both.found_at[o->after] > 0)
             return plan_holds(m->f, at);
@@ -68,7 +70,6 @@ static assay_status check_order(matcher *m, int64_t i, const plan_place *at)
                           "order: expected behind %s %.100s (microbatch %lld), the last accumulation",
                           before->op, before->instance, (long long)before->microbatch);
     }
-    const plan_op *far = m->farthest >= 0 ? &m->p->ops[m->farthest] : NULL;
     if (far != NULL && o->block < far->block)
         return plan_fails(m->f, at, "order", "order: expected before %s %.100s (%s, microbatch %lld)",
                           far->op, far->instance, assay_phase_name(far->phase), (long long)far->microbatch);

@@ -211,7 +211,7 @@ static void over_counted(plan *p, const assay_param_spec *s, numbers *l, const c
             assay_grid_coord(p->job->grid, ASSAY_AXIS_KV, p->rank) != 0)
             continue;
         plan_tensor x = plan_param_tensor(p, s, ".main_grad", ASSAY_PHASE_REDUCED_GRAD, p->accumulated);
-        x.shard = owned.shard[i];
+        x.shard = plan_piece_or_whole(p, s, owned.shard[i]);
         plan_add(p, l->op, s->name);
         plan_in(p, "x", x);
         plan_out(p, "y", plan_param_tensor(p, s, suffix, ASSAY_PHASE_OPTIMIZER, dtype));
@@ -261,7 +261,7 @@ static void adamw(plan *p, const assay_param_spec *s, void *grad_scale)
     const double slack =
         4.0 * DBL_EPSILON * fmax(fabs(o->lr), fmax(fabs(o->min_lr), fabs(o->lr_warmup_init)));
     for (int i = 0; i < owned.n; i++) {
-        const assay_shard *at = owned.shard[i];
+        const assay_shard *at = plan_piece_or_whole(p, s, owned.shard[i]);
         plan_add(p, "adamw", s->name);
         for (int k = 0; k < n; k++)
             plan_in(p, plan_text(p, "%s_in", updated[k]),

@@ -8,7 +8,7 @@ static const char *const kinds[] = {
     "element",        "value",      "swap_rows", "nan",     "poison",     "sign",    "double",    "recompute",
     "substituted",    "expert",     "missing",   "overlap", "arithmetic", "drop_op", "repeat_op", "late_op",
     "shift",          "other_rank", "unreduced", "attr",    "group",      "rewire",  "header",    "row_shift",
-    "row_other_rank", "row_local",  "local",     "as_bf16", "as_f32"};
+    "row_other_rank", "row_local",  "local",     "as_bf16", "as_f32",     "narrow"};
 
 bool parity_mutation_is_known(const char *kind)
 {
@@ -40,6 +40,15 @@ static assay_status move_piece(parity_copier *c, assay_trace_tensor *t)
         }
     }
     ASSAY_FAIL(ASSAY_NOT_FOUND, "%s: rank %d holds no piece that begins behind another", t->name, c->rank);
+}
+
+/* The first half of its rows. */
+static assay_status narrow_piece(parity_copier *c, assay_trace_tensor *t)
+{
+    ASSAY_CHECK(t->kind == ASSAY_PIECE_SHARD && t->shard.ndim > 0 && t->shard.local_shape[0] > 1,
+                ASSAY_NOT_FOUND, "%s: rank %d holds no rows to leave out", t->name, c->rank);
+    c->planted = true;
+    return assay_shard_narrow(&t->shard, 0, 0, t->shard.local_shape[0] / 2);
 }
 
 /* --- copying ------------------------------------------------------------------------------------------------ */
@@ -107,7 +116,9 @@ static assay_status copy_tensor(parity_copier *c, int64_t index)
             done);
         c->planted = true;
     } else if (old == c->target_tensor) {
-        st = parity_copier_is(c, "overlap") ? move_piece(c, &t) : parity_copier_change(c, old, data);
+        st = parity_copier_is(c, "overlap")  ? move_piece(c, &t)
+             : parity_copier_is(c, "narrow") ? narrow_piece(c, &t)
+                                             : parity_copier_change(c, old, data);
     }
     if (st == ASSAY_OK && t.rows_id >= 0)
         t.rows_id = new_id(c, t.rows_id);

@@ -50,6 +50,28 @@ Test(parity_exact, the_reference_answers_its_own_request)
     remove_path(dir);
 }
 
+/* A wrong answer is not hidden by a right one behind it. */
+Test(parity_exact, an_answer_counts_once)
+{
+    char request_dir[256], dir[256];
+    must(parity_exact_request(fresh_path(request_dir, "request"), 1, "F32"));
+    assay_trace *request = open_trace(request_dir);
+    assay_trace_writer *w = open_writer(fresh_path(dir, "answer"), 0, 1, NULL);
+    parity_report *r = new_report();
+    const int64_t n = assay_trace_n_ops(request, 0);
+    answer_as(w, request, assay_trace_op_at(request, 0, 0), 0, true);
+    for (int64_t i = 0; i < n; i++)
+        answer_as(w, request, assay_trace_op_at(request, 0, i), 0, false);
+    close_writer(w);
+    must(parity_check_exact(request_dir, dir, false, r));
+    cr_assert_eq(n_failed(r), 1);
+    cr_expect(strstr(first_failure(r)->message, "twice"), "%s", first_failure(r)->message);
+    parity_report_destroy(r);
+    assay_trace_close(request);
+    remove_path(dir);
+    remove_path(request_dir);
+}
+
 /* Right numbers in a wider or a narrower type are no answer: they would be compared as that type rounds them. */
 Test(parity_exact, an_output_of_another_dtype_fails)
 {

@@ -171,6 +171,8 @@ Test(kernels, a_selection_is_what_ran)
     judge("attention=k3", "BF16", &silent, fell, 3, said, &claims);
     cr_expect(strstr(said, "skip attention=k3: ") && strstr(said, "does not say which kernels it has"), "%s",
               said);
+    judge("k2", "BF16", &silent, fell, 3, said, &claims);
+    cr_expect(strstr(said, "skip k2: ") && strstr(said, "does not say which kernels it has"), "%s", said);
     json_decref(l.operations);
 }
 

@@ -89,6 +89,8 @@ static const fault overlapped[] = {
 static const fault overlapped_whole[] = {
     {"drop_op", "all_reduce", L0 "input_layernorm.weight", "", "", false, 1, 0, -1, "operation"},
     {"group", "all_reduce", L1 "mlp.experts.linear_fc1.weight", "", "tp", false, 1, 1, -1, "group"},
+    {"late_op", "all_reduce", L0 "input_layernorm.weight", "", "", false, 1, 1, -1, "order"},
+    {"narrow", "sumsq", "decoder.final_layernorm.weight", "x", "", true, 0, 1, -1, NULL},
 };
 
 static void expect_all(const char *layout, assay_precision precision, const fault *faults, size_t n)
