@@ -247,6 +247,11 @@ assay_status parity_header_judge(const json_t *header, const parity_header *want
 /* checkpoint_resumed.c: the result file of a run that went on for its last `left` steps against that of the run without
  * interruption (BITWISE, "restart"); one that cannot be read is a failure. */
 assay_status parity_check_resumed(const char *whole, const char *rest, int64_t left, parity_report *report);
+/* saved.c: gradients of the resumed run's result file, those of its first step, against the trace of the run without interruption
+ * (BITWISE, "restart"). */
+assay_status parity_check_resumed_gradients(const assay_trace *t, const char *rest, int64_t step,
+                                            const assay_model_spec *spec, const assay_train_options *options,
+                                            parity_report *report);
 /* saved.c: what the traced run left behind is what its trace says.  checkpoint (NULL: none): every master,
  * moment and expert bias of the last step, step, precision and layout of the header (results of CHECKPOINT,
  * operation "save"); out (NULL: none): losses, norms, weights, or logits and gradients (BITWISE, "out"). */

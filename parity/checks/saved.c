@@ -133,6 +133,7 @@ assay_status parity_check_saved(const assay_trace *t, const char *checkpoint, co
                .batches = batches,
                .steps = wanted > 0 ? wanted : batches->steps,
                .claim = "save",
+               .result = "out",
                .report = report};
     ASSAY_TRY_GOTO(parity_index_create(&x, t), st, done);
     s.x = x;
@@ -148,6 +149,29 @@ assay_status parity_check_saved(const assay_trace *t, const char *checkpoint, co
 done:
     assay_tensorfile_close(f);
     assay_checkpoint_close(c);
+    parity_index_destroy(x);
+    return st;
+}
+
+assay_status parity_check_resumed_gradients(const assay_trace *t, const char *rest, int64_t step,
+                                            const assay_model_spec *spec, const assay_train_options *options,
+                                            parity_report *report)
+{
+    assay_status st = ASSAY_OK;
+    parity_index *x = NULL;
+    assay_tensorfile *f = NULL;
+    saved s = {.trace = t,
+               .spec = spec,
+               .options = options,
+               .steps = step + 1,
+               .result = "restart",
+               .report = report};
+    ASSAY_TRY_GOTO(parity_index_create(&x, t), st, done);
+    s.x = x;
+    ASSAY_TRY_GOTO(assay_tensorfile_open(&f, rest), st, done);
+    st = saved_check_gradients(&s, f, step);
+done:
+    assay_tensorfile_close(f);
     parity_index_destroy(x);
     return st;
 }

@@ -11,8 +11,9 @@ typedef struct saved {
     const assay_model_spec *spec;
     const assay_train_options *options;
     const assay_batches *batches;
-    int64_t steps;     /* of the run, or those done when the checkpoint was written */
-    const char *claim; /* of the checkpoint's tensors */
+    int64_t steps;      /* of the run, or those done when the checkpoint was written */
+    const char *claim;  /* of the checkpoint's tensors */
+    const char *result; /* of the result file's tensors */
     parity_report *report;
 } saved;
 
@@ -22,6 +23,8 @@ void saved_start(const saved *s, parity_check check, const char *claim, const ch
 /* The global tensor of the trace; not complete: *r fails with the reason. */
 assay_status saved_from_trace(const saved *s, const char *name, assay_phase phase, int64_t step,
                               int64_t microbatch, parity_global *g, parity_result *r);
+/* The gradients of a result file, which are those of that step. */
+assay_status saved_check_gradients(const saved *s, const assay_tensorfile *f, int64_t step);
 /* Every tensor of a result file. */
 assay_status saved_check_out(const saved *s, const assay_tensorfile *f);
 

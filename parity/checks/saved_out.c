@@ -68,7 +68,7 @@ static assay_status check_series(const saved *s, const assay_tensorfile *f, cons
     assay_status st = ASSAY_OK;
     double *wanted = calloc((size_t)s->steps + 1, sizeof *wanted);
     ASSAY_CHECK(wanted, ASSAY_OUT_OF_MEMORY, "%s of %lld steps", name, (long long)s->steps);
-    saved_start(s, PARITY_CHECK_BITWISE, "out", "", name, &r);
+    saved_start(s, PARITY_CHECK_BITWISE, s->result, "", name, &r);
     for (int64_t step = 0; step < s->steps && r.verdict == PARITY_PASS; step++) {
         parity_global g;
         ASSAY_TRY_GOTO(saved_from_trace(s, name, ASSAY_PHASE_OPTIMIZER, step, -1, &g, &r), st, done);
@@ -91,7 +91,7 @@ static assay_status check_rates(const saved *s, const assay_tensorfile *f, int64
     double *wanted = calloc((size_t)s->steps + 1, sizeof *wanted);
     int64_t told = 0;
     ASSAY_CHECK(wanted, ASSAY_OUT_OF_MEMORY, "learning_rate of %lld steps", (long long)s->steps);
-    saved_start(s, PARITY_CHECK_BITWISE, "out", "", "learning_rate", &r);
+    saved_start(s, PARITY_CHECK_BITWISE, s->result, "", "learning_rate", &r);
     for (int rank = 0; rank < assay_trace_world(s->trace) && told < s->steps; rank++) {
         for (int64_t i = 0; i < assay_trace_n_ops(s->trace, rank); i++) {
             const assay_trace_op *op = assay_trace_op_at(s->trace, rank, i);
@@ -155,7 +155,7 @@ static assay_status check_layer_losses(const saved *s, const assay_tensorfile *f
     if (c->num_moe_experts == 0 || !(coeff > 0.0))
         return ASSAY_OK;
     parity_worst_init(&w);
-    saved_start(s, PARITY_CHECK_BITWISE, "out", "", name, &r);
+    saved_start(s, PARITY_CHECK_BITWISE, s->result, "", name, &r);
     const assay_tensor_info *t = assay_tensorfile_find(f, name);
     if (!t || t->dtype != ASSAY_F32 || t->ndim != 2 || t->shape[0] != shape[0] || t->shape[1] != shape[1])
         parity_result_fail(&r, "the file: expected %s as F32 [%lld,%lld], found %s", name,
@@ -183,7 +183,7 @@ static assay_status check_param(const saved *s, const assay_tensorfile *f, const
     parity_global g;
     double *whole = NULL, *part = NULL;
     assay_status st = ASSAY_OK;
-    saved_start(s, PARITY_CHECK_BITWISE, "out", p->name, traced, &broken);
+    saved_start(s, PARITY_CHECK_BITWISE, s->result, p->name, traced, &broken);
     broken.step = step;
     ASSAY_TRY(saved_from_trace(s, traced, phase, step, -1, &g, &broken));
     if (broken.verdict != PARITY_PASS) {
@@ -198,7 +198,7 @@ static assay_status check_param(const saved *s, const assay_tensorfile *f, const
         char name[ASSAY_NAME + 16];
         parity_result r;
         snprintf(name, sizeof name, "%s%s", prefix, p->parts[i].name);
-        saved_start(s, PARITY_CHECK_BITWISE, "out", p->name, "", &r);
+        saved_start(s, PARITY_CHECK_BITWISE, s->result, p->name, "", &r);
         r.step = step;
         snprintf(r.tensor, sizeof r.tensor, "%.*s", ASSAY_NAME - 1, name);
         ref_hf_extract(p, i, whole, part);
@@ -222,7 +222,7 @@ static assay_status check_logits(const saved *s, const assay_tensorfile *f, int6
     parity_global g;
     double *found = NULL, *wanted = NULL;
     assay_status st = ASSAY_OK;
-    saved_start(s, PARITY_CHECK_BITWISE, "out", "", "logits", &r);
+    saved_start(s, PARITY_CHECK_BITWISE, s->result, "", "logits", &r);
     ASSAY_TRY(saved_from_trace(s, "output_layer.y", ASSAY_PHASE_FORWARD, 0, 0, &g, &r));
     if (r.verdict == PARITY_PASS && g.count != shape[0] * shape[1] * v)
         parity_result_fail(&r, "output_layer.y of the trace: expected %lld elements, found %lld",
@@ -282,6 +282,12 @@ static assay_status check_params(const saved *s, const assay_tensorfile *f, int6
     return ASSAY_OK;
 }
 
+assay_status saved_check_gradients(const saved *s, const assay_tensorfile *f, int64_t step)
+{
+    int64_t seen = 0;
+    return check_family(s, f, "grad.", "main_grad", ASSAY_PHASE_REDUCED_GRAD, step, &seen);
+}
+
 assay_status saved_check_out(const saved *s, const assay_tensorfile *f)
 {
     int64_t seen = 0;
@@ -297,7 +303,7 @@ assay_status saved_check_out(const saved *s, const assay_tensorfile *f)
     } else
         ASSAY_TRY(check_logits(s, f, &seen));
     ASSAY_TRY(check_params(s, f, &seen));
-    saved_start(s, PARITY_CHECK_BITWISE, "out", "tensors", "", &r);
+    saved_start(s, PARITY_CHECK_BITWISE, s->result, "tensors", "", &r);
     r.count = seen;
     if (assay_tensorfile_count(f) != seen)
         parity_result_fail(&r, "the file: expected %lld tensors, found %lld", (long long)seen,

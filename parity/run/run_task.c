@@ -10,6 +10,7 @@
 #include <omp.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* What passed since the last call is time of this check: its engine runs and its judging. */
 static void lap(parity_task_state *s, parity_check check)
@@ -218,7 +219,7 @@ static bool leaves_half(const parity_task_state *s)
 static assay_status judge_saved(parity_task_state *s, const assay_trace *trace, const assay_model_spec *spec,
                                 const assay_batches *batches, const char *save, const char *out)
 {
-    char half[ASSAY_PATH];
+    char half[ASSAY_PATH], rest[ASSAY_PATH];
     int64_t before = parity_report_count(s->report);
     if (wants(s, PARITY_CHECK_CHECKPOINT))
         ASSAY_TRY(close_check(s, PARITY_CHECK_CHECKPOINT, before,
@@ -233,6 +234,13 @@ static assay_status judge_saved(parity_task_state *s, const assay_trace *trace, 
     if (wants(s, PARITY_CHECK_BITWISE))
         ASSAY_TRY(close_check(s, PARITY_CHECK_BITWISE, before,
                               parity_check_saved(trace, NULL, out, spec, &s->train, batches, s->report)));
+    ASSAY_TRY(parity_task_path(s->t, "rest.safetensors", rest));
+    before = parity_report_count(s->report);
+    if (wants(s, PARITY_CHECK_BITWISE) && s->t->c->steps > 1 &&
+        access(rest, F_OK) == 0) /* none: that is a failure already */
+        ASSAY_TRY(close_check(
+            s, PARITY_CHECK_BITWISE, before,
+            parity_check_resumed_gradients(trace, rest, s->t->c->steps - 1, spec, &s->train, s->report)));
     return ASSAY_OK;
 }
 

@@ -298,6 +298,22 @@ static void expect_out(const plan_cell *c, const char *name, const char *tensor,
     remove_path(path);
 }
 
+/* A run that goes on keeps the gradients of its own first step; this file, of a run from the beginning, those of step 0. */
+Test(parity_saved, gradients_of_a_resumed_run_are_of_its_first_step)
+{
+    plan_cell c;
+    plan_cell_make(&c, "pp2,dp2,zero1", ASSAY_PRECISION_FP32);
+    for (int64_t step = 0; step < 2; step++) {
+        parity_report *r = new_report();
+        must(parity_check_resumed_gradients(c.trace, c.out, step, c.spec, &c.options, r));
+        cr_expect(step == 0 ? n_failed(r) == 0 && n_passed(r) > 20 : n_passed(r) == 0 && n_failed(r) > 20,
+                  "%lld: %lld, %lld", (long long)step, (long long)n_passed(r), (long long)n_failed(r));
+        cr_expect_str_eq(parity_report_at(r, 0)->op, "restart");
+        parity_report_destroy(r);
+    }
+    plan_cell_free(&c);
+}
+
 Test(parity_saved, a_doubled_loss_and_another_weight_are_named)
 {
     for (int i = 0; i < 2; i++) {
