@@ -134,10 +134,8 @@ void assay_scratch_remove(const char *dir)
     char base[PATH_MAX], pending[1024];
     const assay_status st = assay_error_status();
     const char *slash = strrchr(dir, '/');
-    if (slash == NULL)
-        return;
     snprintf(pending, sizeof pending, "%s", assay_error_message());
-    snprintf(base, sizeof base, "%.*s", (int)(slash - dir), dir);
+    snprintf(base, sizeof base, "%.*s", slash != NULL ? (int)(slash - dir) : 1, slash != NULL ? dir : ".");
     if (assay_remove_tree(dir, base[0] != '\0' ? base : "/") == ASSAY_OK)
         return;
     fprintf(stderr, "WARNING: %s stays: %s\n", dir, assay_error_message());

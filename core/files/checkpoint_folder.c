@@ -38,13 +38,15 @@ void assay_checkpoint_folder_name(const char *run, int64_t step, char *out, size
     snprintf(out, capacity, "%s/iter_%07lld", run, (long long)step);
 }
 
-/* The step of "iter_0000010", -1: another name. */
+/* The step of "iter_0000010", -1: another name; "iter_10" is one, a step has one folder. */
 static int64_t step_of(const char *name)
 {
     char *end = NULL;
     const long long step =
         strncmp(name, "iter_", 5) == 0 && name[5] >= '0' && name[5] <= '9' ? strtoll(name + 5, &end, 10) : -1;
-    return step >= 0 && *end == '\0' ? step : -1;
+    char own[NAME];
+    snprintf(own, sizeof own, "iter_%07lld", step);
+    return step >= 0 && *end == '\0' && strcmp(own, name) == 0 ? step : -1;
 }
 
 /* --- pointers ----------------------------------------------------------------------------------------------- */

@@ -165,6 +165,21 @@ static assay_status refuse_unsupported(const json_t *root, const char *what)
     return ASSAY_OK;
 }
 
+/* Of its classes Mistral's alone has a window, and Llama's alone scales rope, by llama3: the others take such words and compute without. */
+static assay_status refuse_ignored(const assay_model_config *c, const char *what)
+{
+    for (int64_t l = 0; l < c->num_layers && c->arch != ASSAY_ARCH_MISTRAL; l++)
+        ASSAY_CHECK(
+            c->window[l] == 0, ASSAY_UNSUPPORTED,
+            "%s: a sliding window of %lld in layer %lld: PaddleNLP's class of this model computes without",
+            what, (long long)c->window[l], (long long)l);
+    ASSAY_CHECK(c->rope_type == ASSAY_ROPE_DEFAULT ||
+                    (c->rope_type == ASSAY_ROPE_LLAMA3 && c->arch == ASSAY_ARCH_LLAMA),
+                ASSAY_UNSUPPORTED, "%s: rope_scaling: PaddleNLP's class of this model computes without",
+                what);
+    return ASSAY_OK;
+}
+
 /* A pipeline's class is the model's with a suffix; false is PaddleNLP's "no window"; a field that is absent has the value of
  * PaddleNLP's base class. */
 static assay_status adapt(json_t *root, const char *what)
@@ -196,6 +211,8 @@ assay_status assay_paddle_config(const json_t *root, const char *what, assay_mod
         st = adapt(copy, what);
     if (st == ASSAY_OK)
         st = assay_config_from_json(copy, what, out);
+    if (st == ASSAY_OK)
+        st = refuse_ignored(out, what);
     json_decref(copy);
     return st;
 }
@@ -215,6 +232,7 @@ assay_status assay_paddle_config_to_json(const assay_model_config *c, assay_dtyp
                 (long long)c->kv_channels);
     ASSAY_CHECK(c->rope_type == ASSAY_ROPE_DEFAULT, ASSAY_UNSUPPORTED,
                 "rope_scaling: PaddleNLP's words for it are not written");
+    ASSAY_TRY(refuse_ignored(c, prefix));
     ASSAY_TRY(assay_config_to_json(c, &root));
     json_object_del(root, "rope_parameters");
     json_object_del(root, "rope_scaling");

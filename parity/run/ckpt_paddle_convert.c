@@ -206,9 +206,11 @@ static assay_status power_of(const json_t *training, const char *key, int64_t st
 {
     double rate;
     ASSAY_TRY(assay_json_get_double(training, key, true, 0.0, 1.0, "state.json: training", &rate));
-    volatile float product = (float)rate;
-    for (int64_t k = 0; k < step && product != 0.0f; k++)
+    volatile float product = (float)rate, before = -1.0f;
+    for (int64_t k = 0; k < step && product != before; k++) { /* 0, or the least number, stays as it is */
+        before = product;
         product = product * (float)rate;
+    }
     *out = product;
     return ASSAY_OK;
 }

@@ -26,6 +26,7 @@ typedef struct train {
     char config[ASSAY_PATH], export[ASSAY_PATH];
     char work[ASSAY_PATH];  /* the folder of what only this run needs */
     char found[ASSAY_PATH]; /* the checkpoint that --load means */
+    bool keep;              /* work: it holds the only copy of the trained weights */
 } train;
 
 static assay_status on_option(void *user, const char *name, const char *text)
@@ -134,12 +135,30 @@ static bool same_folder(const char *a, const char *b)
     return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
+/* --export DIR: whether it can be made is known before anything is trained. */
+static assay_status check_export(const char *dir)
+{
+    char parent[ASSAY_PATH];
+    const char *slash = strrchr(dir, '/');
+    if (dir[0] == '\0')
+        return ASSAY_OK;
+    ASSAY_CHECK(!exists(dir), ASSAY_INVALID_ARGUMENT, "--export %s: exists; nothing is overwritten", dir);
+    snprintf(parent, sizeof parent, "%.*s",
+             slash == dir    ? 1
+             : slash != NULL ? (int)(slash - dir)
+                             : 1,
+             slash != NULL ? dir : ".");
+    ASSAY_TRY(assay_context(assay_mkdir_p(parent), "--export %s", dir));
+    ASSAY_CHECK(access(parent, W_OK | X_OK) == 0, ASSAY_IO, "--export %s: cannot write into %s: %s", dir,
+                parent, strerror(errno));
+    return ASSAY_OK;
+}
+
 /* Nothing is written over: --save is new, or the folder that the run goes on from. */
 static assay_status check_outputs(train *t)
 {
     assay_train_options *o = &t->options;
-    ASSAY_CHECK(t->export[0] == '\0' || !exists(t->export), ASSAY_INVALID_ARGUMENT,
-                "--export %s: exists; nothing is overwritten", t->export);
+    ASSAY_TRY(check_export(t->export));
     if (o->save[0] == '\0') {
         ASSAY_CHECK(o->save_interval == 0, ASSAY_INVALID_ARGUMENT, "--save-interval without --save");
         return ASSAY_OK;
@@ -200,8 +219,11 @@ static assay_status run(train *t)
     const double begin = assay_monotonic_s();
     ASSAY_TRY(parity_step_run(&t->step, o, "assay train"));
     const double seconds = assay_monotonic_s() - begin;
-    if (t->export[0] != '\0')
-        ASSAY_TRY(parity_train_export(t->export, o->out, o->model, t->data.tokenizer));
+    if (t->export[0] != '\0') {
+        const assay_status st = parity_train_export(t->export, o->out, o->model, t->data.tokenizer);
+        t->keep = st != ASSAY_OK;
+        ASSAY_TRY(assay_context(st, "the trained weights are kept in %s (weight.*)", o->out));
+    }
     return say_end(t, seconds);
 }
 
@@ -210,7 +232,8 @@ static assay_status run_in_folder(train *t)
 {
     ASSAY_TRY(assay_scratch_make("train", t->work, sizeof t->work));
     const assay_status st = run(t);
-    assay_scratch_remove(t->work);
+    if (!t->keep)
+        assay_scratch_remove(t->work);
     return st;
 }
 

@@ -38,7 +38,7 @@ done:
     return st;
 }
 
-/* Where the configuration says a dtype, it is that of the weights now. */
+/* Where the configuration says a dtype, it is that of the weights now; they are not quantized any more. */
 static assay_status write_config(const char *model, const char *path, assay_dtype dtype)
 {
     static const char *const keys[] = {"dtype", "torch_dtype"};
@@ -49,6 +49,7 @@ static assay_status write_config(const char *model, const char *path, assay_dtyp
     for (size_t i = 0; i < 2; i++)
         if (json_object_get(config, keys[i]) != NULL)
             json_object_set_new(config, keys[i], json_string(dtype == ASSAY_F64 ? "float64" : "float32"));
+    (void)json_object_del(config, "quantization_config");
     const assay_status st = assay_json_save(config, path);
     json_decref(config);
     return st;
@@ -88,8 +89,11 @@ assay_status parity_train_export(const char *dir, const char *out, const char *m
     if (st == ASSAY_OK)
         st = fill(staged, f, model, tokenizer);
     assay_tensorfile_close(f);
-    ASSAY_TRY(st);
-    ASSAY_CHECK(rename(staged, dir) == 0, ASSAY_IO, "--export %s: cannot rename %s: %s", dir, staged,
-                strerror(errno));
+    if (st == ASSAY_OK && rename(staged, dir) != 0)
+        st = ASSAY_ERROR(ASSAY_IO, "--export %s: cannot rename %s: %s", dir, staged, strerror(errno));
+    if (st != ASSAY_OK) {
+        assay_scratch_remove(staged); /* the error on its way keeps its message */
+        return st;
+    }
     return assay_sync_folder_of(dir);
 }

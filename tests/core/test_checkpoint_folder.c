@@ -95,6 +95,7 @@ Test(checkpoint_folder, steps_are_ordered_as_numbers_and_not_by_time)
     expect_means("", "iter_0000080");
     expect_means("latest", "iter_0000007");
     shell("mkdir iter_0000099 && mkdir iter_12x iter_ iter_-5 && touch iter_0000098"); /* no manifests */
+    shell("cp -r iter_0000080 iter_90"); /* the name of step 90 is iter_0000090 */
     expect_means("", "iter_0000080");
     add(20, 4.0, 1);
     expect_there(

@@ -215,6 +215,14 @@ static const struct damage {
     {"tp2", "touch optimizer.tp00_shard_0001.safetensors && echo '{}' > optimizer.safetensors.index.json", 2,
      "an unmerged file is named by"},
     {"tp2", "sed -i 's/\"alibi\": false/\"alibi\": true/' config.json", 2, "alibi"},
+    /* Words that a class takes and computes without. */
+    {"tp2_qwen2_moe",
+     "sed -i -e 's/\"use_sliding_window\": false/\"use_sliding_window\": true/' -e 's/\"sliding_window\": "
+     "false/"
+     "\"sliding_window\": 8/' config.json",
+     2, "a sliding window of 8 in layer 0"},
+    {"tp2", "sed -i '1s/{/{\"rope_scaling\": {\"type\": \"linear\", \"factor\": 4.0},/' config.json", 2,
+     "rope_scaling: PaddleNLP's class"},
     {"tp2_quantized_O1", "true", 0, "note: optimizer: states are quantized (ckpt_quant_stage O1)"},
 };
 
@@ -305,6 +313,12 @@ Test(ckpt_paddle, what_is_not_written_is_refused_by_name)
     cli_expect_success(&r, "save");
     cli_free(&r);
     run(2, "olmoe: PaddleNLP 3.0 has no such model", "ckpt convert s p --form paddle");
+    cr_expect_not(cli_exists(cli_file("p")));
+    r = cli_run("step --engine ref --precision fp32 --model " MODELS "qwen2 --batch " MODELS
+                "olmoe/train_batch.safetensors --train-iters 1 --out out2 --save w");
+    cli_expect_success(&r, "save");
+    cli_free(&r);
+    run(2, "PaddleNLP's class of this model computes without", "ckpt convert w p --form paddle");
     cr_expect_not(cli_exists(cli_file("p")));
     run(2, "--form: expected assay or paddle", "ckpt convert s p --form torch");
     run(2, "--form: verify does not use it (it is of convert of a checkpoint, ",

@@ -83,7 +83,7 @@ Test(train, a_run_that_goes_on_is_the_run_that_never_stopped)
     char line[CLI_LINE], a[CLI_PATH], b[CLI_PATH];
     double whole[8], parts[8];
     snprintf(line, sizeof line, "--train-iters 5 --save %s --save-interval 2 --export %s", cli_file("whole"),
-             cli_file("trained"));
+             cli_file("new/trained"));
     train_ok(line);
     /* The same data, ended at iteration 2, and its metrics behind it: as if the run had died in iteration 4. */
     snprintf(line, sizeof line, "cp -r %s %s && rm -r %s/iter_0000004 %s/iter_0000005", cli_file("whole"),
@@ -104,8 +104,24 @@ Test(train, a_run_that_goes_on_is_the_run_that_never_stopped)
         cr_expect_eq(whole[i], parts[i], "loss of iteration %d", i + 1);
     /* The exported folder is a model. */
     snprintf(line, sizeof line, "train --engine ref --model %s " STEPS "--train-iters 1",
-             cli_file("trained"));
+             cli_file("new/trained"));
     expect_ok(line);
+}
+
+/* Weights that were stored in fp8 are trained and written as F32: nobody is told to look for scales. */
+Test(train, an_exported_model_is_not_quantized)
+{
+    char line[CLI_LINE];
+    snprintf(line, sizeof line, "--train-iters 1 --export %s", cli_file("plain"));
+    train_ok(line);
+    snprintf(line, sizeof line, "ckpt convert %s %s --dtype fp8", cli_file("plain"), cli_file("fp8"));
+    expect_ok(line);
+    snprintf(line, sizeof line, "train --engine ref --model %s " STEPS "--train-iters 1 --export %s",
+             cli_file("fp8"), cli_file("trained"));
+    expect_ok(line);
+    char *config = cli_read(cli_file("trained/config.json"));
+    cr_expect_null(strstr(config, "quantization_config"), "%s", config);
+    free(config);
 }
 
 Test(train, another_run_is_not_gone_on_with)
