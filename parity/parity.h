@@ -267,7 +267,7 @@ assay_status parity_check_saved_after(const assay_trace *t, const char *checkpoi
 /* diff.c: two traces by assembled global tensors, in order of a's execution: first difference named.
  * tolerance < 0: bitwise; else relative to the largest magnitude of the tensor. */
 /* A line for every rank whose run ended before it was done. */
-void parity_say_aborted(const assay_trace *t, FILE *out);
+bool parity_say_aborted(const assay_trace *t, FILE *out);
 typedef enum { PARITY_NOISE_NONE, PARITY_NOISE_AUTO, PARITY_NOISE_FP32, PARITY_NOISE_BF16 } parity_noise_mode;
 typedef struct parity_diff_options {
     double tolerance;        /* < 0: bitwise */

@@ -80,8 +80,10 @@ static assay_status claim_number(const check *c, int rank, int64_t step, const c
                            .microbatch = -1,
                            .order = {.part = 3}};
     double found = 0.0;
-    if (!plan_recorded_number(c->job.recorded, rank, step, name, &found))
-        return plan_fails(c->f, &at, name, "%s: expected one number in phase optimizer, found none", name);
+    const int64_t n = plan_recorded_number(c->job.recorded, rank, step, name, &found);
+    if (n != 1)
+        return plan_fails(c->f, &at, name, "%s: expected one number in phase optimizer, found %s", name,
+                          n == 0 ? "none" : "several");
     /* a run that diverges is honest of it */
     const bool same = found == wanted || (isnan(found) && isnan(wanted));
     if (known && (same || fabs(found - wanted) <= slack))
@@ -95,7 +97,7 @@ static bool recorded_total(const check *c, const plan *p, const char *name, doub
 {
     char text[64];
     snprintf(text, sizeof text, "%s%s", name, c->job.grid->world == 1 ? ".total.y" : ".reduce.recv");
-    return plan_recorded_number(c->job.recorded, p->rank, p->step, text, sum);
+    return plan_recorded_number(c->job.recorded, p->rank, p->step, text, sum) > 0;
 }
 
 /* loss, grad_norm and num_zeros_in_grad of the step from what was summed for them. */

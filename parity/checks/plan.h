@@ -87,8 +87,9 @@ const assay_trace_op *plan_recorded_scatter(const plan_recorded *r, int rank, in
 /* The y that `op` (sum, sumsq, count_zeros) of that instance wrote in the step, the `index`-th time from 0; NULL: it did not. */
 const assay_trace_tensor *plan_recorded_y(const plan_recorded *r, int rank, int64_t step, const char *op,
                                           const char *instance, int64_t index);
-/* One F64 or I64 number of phase optimizer: what total or an all_reduce left, or loss, grad_norm, num_zeros_in_grad. */
-bool plan_recorded_number(const plan_recorded *r, int rank, int64_t step, const char *name, double *out);
+/* How often an F64 or I64 number of phase optimizer is recorded (what total or an all_reduce left, or loss, grad_norm,
+ * num_zeros_in_grad); *out: the last. */
+int64_t plan_recorded_number(const plan_recorded *r, int rank, int64_t step, const char *name, double *out);
 
 /* --- building: plan_build.c --------------------------------------------------------------------------------- */
 typedef struct plan_job {

@@ -193,11 +193,11 @@ const assay_trace_tensor *plan_recorded_y(const plan_recorded *r, int rank, int6
     return f ? assay_trace_op_tensor(r->trace, f->op, "y") : NULL;
 }
 
-bool plan_recorded_number(const plan_recorded *r, int rank, int64_t step, const char *name, double *out)
+int64_t plan_recorded_number(const plan_recorded *r, int rank, int64_t step, const char *name, double *out)
 {
     char key[KEY];
     key_of(key, "number", rank, step, -1, name);
     const fact *f = find(r, key);
     *out = f ? f->value : 0.0;
-    return f != NULL;
+    return f != NULL ? f->n : 0;
 }

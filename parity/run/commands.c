@@ -154,12 +154,16 @@ static void replay_context(const assay_trace *t, const char *dir, parity_result 
              strlen(quoted) > 400 ? " ... (cut)" : "");
 }
 
-void parity_say_aborted(const assay_trace *t, FILE *out)
+bool parity_say_aborted(const assay_trace *t, FILE *out)
 {
-    for (int rank = 0; rank < assay_trace_world(t); rank++)
-        if (assay_trace_aborted(t, rank) != NULL)
-            fprintf(out, "rank %d ended early: %s (what it recorded before is judged)\n", rank,
-                    assay_trace_aborted(t, rank));
+    bool any = false;
+    for (int rank = 0; rank < assay_trace_world(t); rank++) {
+        const char *why = assay_trace_aborted(t, rank);
+        if (why != NULL)
+            fprintf(out, "rank %d ended early: %s (what it recorded before is judged)\n", rank, why);
+        any = any || why != NULL;
+    }
+    return any;
 }
 
 /* What explains the first failure in order of execution, where one changed thing does. */
@@ -192,7 +196,7 @@ static assay_status replay(const char *dir, const char *out, int *code)
     parity_result context;
     ASSAY_TRY(assay_trace_open(&trace, dir, true));
     ASSAY_TRY_GOTO(parity_report_create(&report), st, done);
-    parity_say_aborted(trace, stdout);
+    const bool ended_early = parity_say_aborted(trace, stdout);
     replay_context(trace, dir, &context);
     parity_report_set_context(report, &context);
     ASSAY_TRY_GOTO(parity_check_local(trace, report), st, done);
@@ -206,7 +210,9 @@ static assay_status replay(const char *dir, const char *out, int *code)
         printf("nothing to compute again: %s records no operation\n", dir);
     printf("%lld passed, %lld failed, %lld skipped\n", (long long)passed, (long long)failed,
            (long long)skipped);
-    *code = failed > 0 ? 1 : passed == 0 || skipped > 0 ? 2 : 0;
+    if (failed == 0 && ended_early)
+        printf("NOT CHECKED: the run ended early (above)\n");
+    *code = failed > 0 ? 1 : passed == 0 || skipped > 0 || ended_early ? 2 : 0;
 done:
     parity_report_destroy(report);
     assay_trace_close(trace);

@@ -24,6 +24,7 @@ typedef struct diff {
     int64_t passed, failed, skipped;
     bool text;
     int64_t only_one[2]; /* tensors of the first, the second trace alone */
+    int64_t local;       /* in both, of one rank each, and not compared */
     int64_t unmapped;    /* of a foreign trace: no row names them */
     bool has_first;      /* the first difference: */
     diff_pair first_pair;
@@ -310,15 +311,24 @@ static assay_status compare_one(diff *d, const diff_pair *pair)
     return ASSAY_OK;
 }
 
+/* What a rank has for itself is compared where the other run has the same ranks. */
+static bool is_compared(const diff *d, const parity_entry *e)
+{
+    return parity_entry_assembles(e) || (d->compare.alike && d->names == NULL);
+}
+
 static assay_status compare_common(diff *d, const item *items)
 {
     for (int64_t i = 0; i < d->compare.walked->n; i++) {
         diff_pair p = {
             .e = items[i].e, .position = i, .walked_is_second = d->compare.walked == d->b && d->a != d->b};
         p.o = in_other(d, d->compare.other, p.e, &p.row);
-        if (p.o == NULL || !parity_entry_assembles(p.e) || !parity_entry_assembles(p.o))
+        if (p.o == NULL)
             continue;
-        ASSAY_TRY(compare_one(d, &p));
+        if (is_compared(d, p.e) && is_compared(d, p.o))
+            ASSAY_TRY(compare_one(d, &p));
+        else
+            d->local++;
     }
     return ASSAY_OK;
 }
@@ -356,13 +366,13 @@ static assay_status count_missing(diff *d, const item *items)
         const parity_entry *e = items[i].e, *o = in_other(d, other, e, &row);
         if (o != NULL)
             used[o - other->entries] = 1;
-        if (o != NULL || !parity_entry_assembles(e))
+        if (o != NULL || !is_compared(d, e))
             continue;
         add_missing(d, e, first);
         d->unmapped += d->names != NULL && row == NULL;
     }
     for (int64_t i = 0; i < other->n; i++)
-        if (!used[i] && parity_entry_assembles(&other->entries[i]))
+        if (!used[i] && is_compared(d, &other->entries[i]))
             add_missing(d, &other->entries[i], 1 - first);
     free(used);
     return ASSAY_OK;
@@ -498,6 +508,12 @@ static void print_summary(const diff *d)
     if ((!d->compare.alike || d->compare.noise != NULL) && d->only_one[0] + d->only_one[1] > 0)
         fprintf(d->out, "in one trace only, not compared: %lld in the first, %lld in the second\n",
                 (long long)d->only_one[0], (long long)d->only_one[1]);
+    if (d->local > 0)
+        fprintf(
+            d->out,
+            "%lld tensors are those of one rank each (local): between runs that are not alike they are not "
+            "compared\n",
+            (long long)d->local);
     if (d->unmapped > 0)
         fprintf(d->out, "%lld of them have a name that no row of assay map knows (--map FILE adds rows)\n",
                 (long long)d->unmapped);
@@ -530,6 +546,7 @@ static assay_status print_json(const diff *d, int code)
     char sentence[2 * PARITY_TEXT];
     sentence_of(d, sentence, sizeof sentence);
     json_object_set_new(root, "sentence", json_string(sentence));
+    json_object_set_new(root, "local_not_compared", json_integer((json_int_t)d->local));
     int rank;
     const char *of, *aborted = aborted_rank(d, &rank, &of);
     if (aborted != NULL)

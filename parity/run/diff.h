@@ -39,6 +39,15 @@ typedef struct diff_compare {
 assay_status diff_compare_pair(const diff_compare *d, const diff_pair *p, parity_result *r,
                                diff_statistics *statistics, unsigned char **bad);
 
+/* The same of two tensors as they are, the first trace's in a. */
+assay_status diff_compare_globals(const diff_compare *d, const diff_pair *p, const parity_global *a,
+                                  const parity_global *b, parity_result *r, diff_statistics *statistics,
+                                  unsigned char **bad);
+
+/* diff_local.c: tensors that mean something on their rank alone, of two runs that are alike: rank by rank. */
+assay_status diff_compare_local(const diff_compare *d, const diff_pair *p, parity_result *r,
+                                diff_statistics *statistics);
+
 /* diff_loss.c: what a recorded loss is multiplied by to be the mean over its targets, by the reduction of the cross entropy that
  * made it: 1, or 1 / targets of a sum; 0: there is a loss for every target.  *targets: how many these are, 0 where they are not recorded, or where
  * several ranks hold a loss each. */

@@ -126,10 +126,9 @@ static void mark_bad(const double *x, const double *y, const double *allowance, 
         bad[i] = !(x[i] == y[i] || fabs(y[i] - x[i]) <= allowance[i]);
 }
 
-/* FAIL with message and diagnosis in *r. */
-static assay_status compare_globals(const diff_compare *d, const diff_pair *p, const parity_global *a,
-                                    const parity_global *b, parity_result *r, diff_statistics *statistics,
-                                    unsigned char **bad)
+assay_status diff_compare_globals(const diff_compare *d, const diff_pair *p, const parity_global *a,
+                                  const parity_global *b, parity_result *r, diff_statistics *statistics,
+                                  unsigned char **bad)
 {
     parity_worst w;
     parity_worst_init(&w);
@@ -313,6 +312,10 @@ assay_status diff_compare_pair(const diff_compare *d, const diff_pair *p, parity
         compare_hashes(d, p, r);
         return ASSAY_OK;
     }
+    if (!parity_entry_assembles(p->e) || !parity_entry_assembles(p->o)) {
+        st = diff_compare_local(d, p, r, statistics);
+        goto done;
+    }
     ASSAY_TRY_GOTO(parity_entry_assemble(d->walked, p->e, &walked, r), st, done);
     const bool walked_fails = r->verdict == PARITY_FAIL;
     if (r->verdict == PARITY_PASS && walked.data)
@@ -334,7 +337,7 @@ assay_status diff_compare_pair(const diff_compare *d, const diff_pair *p, parity
         st = ASSAY_OK;
         assay_error_clear();
     } else if (st == ASSAY_OK) {
-        st = compare_globals(d, &q, &first, &second, r, statistics, bad);
+        st = diff_compare_globals(d, &q, &first, &second, r, statistics, bad);
     }
 done:
     parity_global_free(&second);

@@ -8,7 +8,7 @@ static const char *const kinds[] = {
     "element",        "value",      "swap_rows", "nan",     "poison",     "sign",    "double",    "recompute",
     "substituted",    "expert",     "missing",   "overlap", "arithmetic", "drop_op", "repeat_op", "late_op",
     "shift",          "other_rank", "unreduced", "attr",    "group",      "rewire",  "header",    "row_shift",
-    "row_other_rank", "row_local",  "local",     "as_bf16", "as_f32",     "narrow"};
+    "row_other_rank", "row_local",  "local",     "as_bf16", "as_f32",     "narrow",  "repeat"};
 
 bool parity_mutation_is_known(const char *kind)
 {
@@ -115,7 +115,7 @@ static assay_status copy_tensor(parity_copier *c, int64_t index)
             parity_copier_store_as(parity_copier_is(c, "as_f32") ? ASSAY_F32 : ASSAY_BF16, &t, data), st,
             done);
         c->planted = true;
-    } else if (old == c->target_tensor) {
+    } else if (old == c->target_tensor && !parity_copier_is(c, "repeat")) {
         st = parity_copier_is(c, "overlap")  ? move_piece(c, &t)
              : parity_copier_is(c, "narrow") ? narrow_piece(c, &t)
                                              : parity_copier_change(c, old, data);
@@ -127,6 +127,10 @@ static assay_status copy_tensor(parity_copier *c, int64_t index)
     if (st == ASSAY_OK)
         st = assay_trace_write_tensor(c->w, &t, data);
     c->new_ids[index] = t.id;
+    if (st == ASSAY_OK && old == c->target_tensor && parity_copier_is(c, "repeat")) {
+        c->planted = true;
+        st = assay_trace_write_tensor(c->w, &t, data);
+    }
 done:
     free(data);
     return st;

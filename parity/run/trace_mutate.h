@@ -24,6 +24,8 @@
  *               record as far as both go
  *   row_local   a record of kind rows says that it means something on this rank alone
  *   local       a record of any kind does
+ *   narrow      the piece is the first half of its rows
+ *   repeat      the tensor is recorded twice
  *   as_bf16, as_f32   an F32 tensor is stored in BF16, a BF16 tensor in F32
  *   unreduced   the output is what the collective's first input was
  *   attr        attribute `slot` becomes `value` (JSON text; "null": it is not there)

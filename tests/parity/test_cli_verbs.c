@@ -79,6 +79,16 @@ Test(cli_verbs, replay_recomputes_a_trace_of_the_engine)
                  "dq, dk, dv");
     free(text);
     cli_free(&r);
+    char command[600];
+    snprintf(command, sizeof command, "sed -i 's/^{\"type\":\"end\"/&,\"aborted\":\"out of patience\"/' %s",
+             cli_file("trace/rank-00001.jsonl"));
+    cr_assert_eq(system(command), 0);
+    r = cli_run("replay trace");
+    cr_expect_eq(r.code, 2, "what holds until a run ends is no answer: %s", r.out);
+    cr_expect(strstr(r.out, "rank 1 ended early: out of patience") &&
+                  strstr(r.out, "NOT CHECKED: the run ended early"),
+              "%s", r.out);
+    cli_free(&r);
 }
 
 /* The first failure in order of execution is computed again with one thing changed. */

@@ -140,6 +140,8 @@ Test(parity_plan, header_and_numbers_of_a_step_are_claims)
     expect_first(judge_copy(&c, "double", "loss", "", ""), "loss", "loss", "from the recorded sums");
     expect_first(judge_copy(&c, "double", "grad_norm", "", ""), "grad_norm", "grad_norm",
                  "from the recorded sums");
+    expect_first(judge_copy(&c, "repeat", "loss", "", ""), "loss", "loss",
+                 "expected one number in phase optimizer, found several");
     plan_cell_free(&c);
 }
 

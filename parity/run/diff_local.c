@@ -1,0 +1,82 @@
+/* Tensors that mean something on their rank alone (kind "local": counts, parts of sums that no named group takes, operands of a
+ * request).  Nobody assembles them; two runs of one engine, layout and precision hold the same on each rank. */
+#include "parity/run/diff.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* A record as the comparison wants it: a copy. */
+static assay_status copy_of(const assay_trace_tensor *t, parity_global *out)
+{
+    *out = (parity_global){.dtype = t->dtype, .ndim = t->shard.ndim, .complete = true};
+    for (int k = 0; k < out->ndim; k++)
+        out->shape[k] = t->shard.local_shape[k];
+    out->count = assay_shard_count(&t->shard);
+    out->data = malloc(t->bytes + 1);
+    ASSAY_CHECK(out->data != NULL, ASSAY_OUT_OF_MEMORY, "%s: %zu bytes", t->name, t->bytes);
+    if (t->bytes > 0)
+        memcpy(out->data, t->data, t->bytes);
+    return ASSAY_OK;
+}
+
+static assay_status compare_piece(const diff_compare *d, const diff_pair *p, int64_t i, parity_result *r,
+                                  diff_statistics *statistics)
+{
+    const assay_trace_tensor *walked = p->e->pieces[i].record, *other = p->o->pieces[i].record;
+    const assay_trace_tensor *first = p->walked_is_second ? other : walked,
+                             *second = p->walked_is_second ? walked : other;
+    parity_global a = {0}, b = {0};
+    assay_status st = ASSAY_OK;
+    if (first->rank != second->rank || first->kind != second->kind) {
+        parity_result_fail(r,
+                           "a %s tensor of rank %d in the first trace, a %s tensor of rank %d in the second",
+                           assay_piece_kind_name(first->kind), first->rank,
+                           assay_piece_kind_name(second->kind), second->rank);
+        return ASSAY_OK;
+    }
+    /* under a tolerance, too: what nobody wrote yet is recorded, a pattern of NaNs */
+    if (assay_trace_same_content(first, second)) {
+        r->verdict = PARITY_PASS;
+        *statistics = (diff_statistics){.cosine = 1.0};
+        return ASSAY_OK;
+    }
+    ASSAY_TRY_GOTO(copy_of(first, &a), st, done);
+    ASSAY_TRY_GOTO(copy_of(second, &b), st, done);
+    st = diff_compare_globals(d, p, &a, &b, r, statistics, NULL);
+done:
+    parity_global_free(&b);
+    parity_global_free(&a);
+    return st;
+}
+
+assay_status diff_compare_local(const diff_compare *d, const diff_pair *p, parity_result *r,
+                                diff_statistics *statistics)
+{
+    /* the reference has no ranks: what the dtype explains */
+    parity_noise plain = {0};
+    diff_compare own = *d;
+    if (d->noise != NULL) {
+        plain = *d->noise;
+        plain.runs = NULL;
+        own.noise = &plain;
+    }
+    r->verdict = PARITY_PASS;
+    if (p->e->n != p->o->n) {
+        const int64_t n[2] = {p->e->n, p->o->n};
+        parity_result_fail(r, "%lld pieces in the first trace, %lld in the second",
+                           (long long)n[p->walked_is_second], (long long)n[!p->walked_is_second]);
+        return ASSAY_OK;
+    }
+    for (int64_t i = 0; i < p->e->n && r->verdict == PARITY_PASS; i++) {
+        char message[PARITY_TEXT];
+        diff_statistics one = {0};
+        ASSAY_TRY(compare_piece(&own, p, i, r, &one));
+        if (i == 0 || one.max > statistics->max || r->verdict != PARITY_PASS)
+            *statistics = one;
+        if (r->verdict == PARITY_PASS)
+            continue;
+        snprintf(message, sizeof message, "rank %d: %s", p->e->pieces[i].record->rank, r->message);
+        snprintf(r->message, sizeof r->message, "%s", message);
+    }
+    return ASSAY_OK;
+}
