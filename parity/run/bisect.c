@@ -73,9 +73,10 @@ static assay_status search_groups(bisect *b, bisect_search *s, bool *set, bool *
     return st;
 }
 
-static assay_status search(bisect *b, bool *set, int64_t limit, const char *mismatch, bisect_verdict *v)
+static assay_status search(bisect *b, bool *set, const char *mismatch, bisect_verdict *v)
 {
-    bisect_search s = {.test = test, .user = b, .n = b->n, .limit = limit - b->runs, .most = BISECT_SINGLY};
+    bisect_search s = {
+        .test = test, .user = b, .n = b->n, .limit = b->limit - b->runs, .most = BISECT_SINGLY};
     bisect_found found = {.set = set, .mismatch = mismatch};
     assay_status st = bisect_smallest(&s, set);
     if (st == ASSAY_OK && s.many)
@@ -85,7 +86,7 @@ static assay_status search(bisect *b, bool *set, int64_t limit, const char *mism
     return st == ASSAY_OK ? bisect_tell_set(b, &found, v) : st;
 }
 
-static assay_status try_variants(bisect *b, bool *set, int64_t limit, const char *mismatch, bisect_verdict *v)
+static assay_status try_variants(bisect *b, bool *set, const char *mismatch, bisect_verdict *v)
 {
     bool healed = false;
     int64_t n = 0;
@@ -98,13 +99,13 @@ static assay_status try_variants(bisect *b, bool *set, int64_t limit, const char
     }
     ASSAY_TRY(find_healing(b, set, &healed));
     if (healed)
-        return search(b, set, limit, mismatch, v);
+        return search(b, set, mismatch, v);
     bisect_note(v, "variant 0 of all %lld operations that ran another fails, too (%.200s)", (long long)n,
                 b->first);
     return ASSAY_OK;
 }
 
-static assay_status try_values(bisect *b, bool *set, int64_t limit, const char *tensor, const char *mismatch,
+static assay_status try_values(bisect *b, bool *set, const char *tensor, const char *mismatch,
                                bisect_verdict *v)
 {
     bool healed = false;
@@ -129,7 +130,7 @@ static assay_status try_values(bisect *b, bool *set, int64_t limit, const char *
     healed = false;
     ASSAY_TRY(find_healing(b, set, &healed));
     ASSAY_CHECK(healed, ASSAY_INTERNAL, "all values heal in one rule, and do not in one for each operation");
-    return search(b, set, limit, mismatch, v);
+    return search(b, set, mismatch, v);
 }
 
 /* The run that the engine is held to, where it is not the reference. */
@@ -145,7 +146,7 @@ static assay_status take_other(bisect *b, bisect_verdict *v)
     return bisect_take_other(b, path, v);
 }
 
-static assay_status bisect_all(bisect *b, int64_t limit, bisect_verdict *v)
+static assay_status bisect_all(bisect *b, bisect_verdict *v)
 {
     bool agrees;
     bool *set = NULL;
@@ -176,9 +177,9 @@ static assay_status bisect_all(bisect *b, int64_t limit, bisect_verdict *v)
         if (b->elements[i].unplanned[0] != '\0')
             bisect_note(v, "not as planned: %s of %s (%s): %s", b->elements[i].op, b->elements[i].instance,
                         assay_phase_name(b->elements[i].phase), b->elements[i].unplanned);
-    ASSAY_TRY_GOTO(try_variants(b, set, limit, mismatch, v), st, done);
+    ASSAY_TRY_GOTO(try_variants(b, set, mismatch, v), st, done);
     if (v->sentence[0] == '\0')
-        st = try_values(b, set, limit, tensor, mismatch, v);
+        st = try_values(b, set, tensor, mismatch, v);
 done:
     free(set);
     return st;
@@ -282,7 +283,9 @@ static assay_status run(const bisect_options *s, assay_train_options *o, int *co
     ASSAY_CHECK_GOTO(b != NULL && v.set != NULL && v.notes != NULL, ASSAY_OUT_OF_MEMORY, st, done, "bisect");
     b->options = *o;
     b->timeout_s = s->step.timeout_s;
+    b->limit = s->runs;
     b->quiet = s->json;
+    snprintf(b->engine_program, sizeof b->engine_program, "%s", s->step.engine_program);
     snprintf(b->target, sizeof b->target, "%s", s->target);
     snprintf(b->against, sizeof b->against, "%s", s->against);
     snprintf(b->against_layout, sizeof b->against_layout, "%s", s->against_layout);
@@ -290,7 +293,7 @@ static assay_status run(const bisect_options *s, assay_train_options *o, int *co
     ASSAY_TRY_GOTO(parity_engine_check_inputs(&b->engine, o), st, done);
     ASSAY_TRY_GOTO(make_folder(s->keep, b->dir), st, done);
     ASSAY_TRY_GOTO(bisect_open(b), st, done);
-    ASSAY_TRY_GOTO(bisect_all(b, s->runs, &v), st, done);
+    ASSAY_TRY_GOTO(bisect_all(b, &v), st, done);
     *code = v.code;
     if (s->json)
         st = print_json(b, &v, stdout);

@@ -51,6 +51,7 @@ assay_status bisect_fewest_groups(bisect_search *s, const int64_t *group, int64_
 typedef struct bisect {
     assay_train_options options; /* of every run of the engine */
     parity_engine engine;
+    char engine_program[ASSAY_PATH]; /* --engine-program; "": none */
     double timeout_s;
     char target[ASSAY_NAME]; /* the tensor that has to agree; "": all that the whole check compares */
     char against[ASSAY_PATH],
@@ -69,8 +70,8 @@ typedef struct bisect {
     const char *whose; /* ... and whose values replace results */
     int64_t n, n_groups;
     bisect_element *elements;
-    bisect_way way; /* of the search under way */
-    int64_t runs;
+    bisect_way way;      /* of the search under way */
+    int64_t runs, limit; /* of the engine: made, at the most */
     double started;
     int64_t n_compared, n_failed;  /* tensors of the run before */
     char first[PARITY_TEXT];       /* the first of them that differs; "" ... */

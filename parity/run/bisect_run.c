@@ -160,6 +160,9 @@ static assay_status run_engine(bisect *b, const char *name, const char *how, con
 {
     char log[ASSAY_PATH];
     assay_train_options o = b->options;
+    ASSAY_CHECK(b->runs < b->limit, ASSAY_LIMIT,
+                "--runs %lld: made before it was known what heals; of the last one %s", (long long)b->limit,
+                b->first);
     ASSAY_TRY(bisect_path(b, name, o.trace));
     ASSAY_TRY(bisect_path(b, "engine.log", log));
     ASSAY_TRY(assay_remove_tree(o.trace, b->dir));

@@ -34,10 +34,14 @@ static assay_status make_command(const bisect *b, bisect_verdict *v)
     json_t *have = assay_train_options_to_json(&b->options, ASSAY_FOR_STEP);
     json_t *base = assay_train_options_to_json(&defaults, ASSAY_FOR_STEP);
     snprintf(v->command, sizeof v->command, "assay step --engine %s", b->engine.name);
+    if (b->engine_program[0] != '\0')
+        append(v->command, sizeof v->command, "--engine-program", b->engine_program);
     for (const assay_option_row *row = assay_train_option_table(); row->name != NULL; row++) {
         char argument[2 * ASSAY_PATH];
         const json_t *value = json_object_get(have, row->name);
-        if (value == NULL || json_equal(value, json_object_get(base, row->name)))
+        /* a default that was asked for may stand against the model's configuration */
+        if (value == NULL || (!assay_train_option_given(&b->options, row->name) &&
+                              json_equal(value, json_object_get(base, row->name))))
             continue;
         parity_option_argument(row->name, value, argument, sizeof argument);
         append(v->command, sizeof v->command, "", argument);

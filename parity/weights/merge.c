@@ -27,6 +27,16 @@ static bool keeps_part(parity_merge_method m)
     return m >= PARITY_MERGE_TIES;
 }
 
+static bool drops(parity_merge_method m)
+{
+    return m == PARITY_MERGE_DARE_LINEAR || m == PARITY_MERGE_DARE_TIES;
+}
+
+static bool elects(parity_merge_method m)
+{
+    return m == PARITY_MERGE_TIES || m == PARITY_MERGE_DARE_TIES;
+}
+
 /* --- options against method ---------------------------------------------------------------------------------- */
 static assay_status spread(const char *name, const double *given, int n_given, int models, double *out)
 {
@@ -51,6 +61,14 @@ static assay_status check_options(merge *m)
                 ASSAY_INVALID_ARGUMENT, "slerp: takes --t, and no --weight or --normalize");
     ASSAY_CHECK(keeps_part(o->method) || o->n_densities == 0, ASSAY_INVALID_ARGUMENT,
                 "--density: %s keeps all", method);
+    ASSAY_CHECK(o->method == PARITY_MERGE_SLERP || !o->t_given, ASSAY_INVALID_ARGUMENT,
+                "--t: %s has no way between two models (--method slerp has)", method);
+    ASSAY_CHECK(needs_base(o->method) || !o->lambda_given, ASSAY_INVALID_ARGUMENT,
+                "--lambda: %s merges models, and no differences from a base", method);
+    ASSAY_CHECK(elects(o->method) || !o->election_given, ASSAY_INVALID_ARGUMENT,
+                "--majority-sign-method: %s elects no signs (ties and dare_ties do)", method);
+    ASSAY_CHECK(drops(o->method) || !o->seed_given, ASSAY_INVALID_ARGUMENT,
+                "--merge-seed: %s draws nothing (dare_linear and dare_ties do)", method);
     ASSAY_TRY(spread("weight", o->weight, o->n_weights, m->n, m->weight));
     ASSAY_TRY(spread("density", o->density, o->n_densities, m->n, m->density));
     for (int i = 0; i < m->n; i++) {
@@ -132,7 +150,7 @@ static void difference(const merge *m, const parity_made *t, int k, const double
 {
     for (int64_t i = 0; i < t->count; i++)
         x[i] -= base[i];
-    if (m->o->method == PARITY_MERGE_DARE_LINEAR || m->o->method == PARITY_MERGE_DARE_TIES)
+    if (drops(m->o->method))
         ref_merge_drop(x, t->count, m->density[k], m->o->seed, t->name, k);
     if (m->o->method == PARITY_MERGE_TIES)
         ref_merge_trim(x, t->count, m->density[k]);

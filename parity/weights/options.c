@@ -99,18 +99,22 @@ assay_status parity_weights_option(parity_weights_options *o, const char *name, 
         return numbers(name, text, -1e6, 1e6, o->weight, &o->n_weights);
     else if (strcmp(name, "density") == 0)
         return numbers(name, text, 0.0, 1.0, o->density, &o->n_densities);
-    else if (strcmp(name, "t") == 0)
+    else if (strcmp(name, "t") == 0) {
+        o->t_given = true;
         return number(name, text, 0.0, 1.0, &o->t);
-    else if (strcmp(name, "lambda") == 0)
+    } else if (strcmp(name, "lambda") == 0) {
+        o->lambda_given = true;
         return number(name, text, -1e6, 1e6, &o->lambda);
-    else if (strcmp(name, "normalize") == 0)
+    } else if (strcmp(name, "normalize") == 0)
         return one_word(name, text, truth, 2, &o->normalize);
     else if (strcmp(name, "majority_sign_method") == 0) {
         ASSAY_TRY(one_word("majority-sign-method", text, elections, 2, &word));
         o->election = (ref_merge_election)word;
+        o->election_given = true;
     } else if (strcmp(name, "merge_seed") == 0) {
         ASSAY_TRY(assay_option_count("merge-seed", text, 0, INT64_MAX, &seed));
         o->seed = (uint64_t)seed;
+        o->seed_given = true;
     } else if (strcmp(name, "include") == 0)
         return add_pattern(name, text, &o->include);
     else if (strcmp(name, "exclude") == 0)

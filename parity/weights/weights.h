@@ -34,6 +34,7 @@ typedef struct parity_weights_options {
     int normalize; /* -1: what the method does */
     ref_merge_election election;
     uint64_t seed;
+    bool t_given, lambda_given, election_given, seed_given;
     parity_patterns include, exclude;
     assay_dtype
         dtype; /* ASSAY_DTYPE_COUNT: as it is stored, fp8 as BF16; F8_E4M3: the linear layers, else as it is stored */

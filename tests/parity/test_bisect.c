@@ -175,6 +175,19 @@ static const char *text_of(const json_t *v, const char *key)
     return text != NULL ? text : "";
 }
 
+/* A shell runs the printed command; once, its trace is new. */
+static void expect_command(const json_t *v)
+{
+    char line[CLI_LINE];
+    const int n = snprintf(line, sizeof line, "PATH=" ASSAY_BIN_DIR ":$PATH; { %s; } >%s 2>&1",
+                           text_of(v, "command"), cli_file("again.log"));
+    cr_assert(n < CLI_LINE);
+    const int code = system(line);
+    char *log = cli_read(cli_file("again.log"));
+    cr_expect_eq(code, 0, "%s: %s", line, log);
+    free(log);
+}
+
 typedef struct expected {
     const char *arguments, *by, *set[2]; /* "op instance phase" */
 } expected;
@@ -192,6 +205,7 @@ static void expect_found(const expected *e)
         snprintf(one, sizeof one, "%s %s %s", text_of(o, "op"), text_of(o, "instance"), text_of(o, "phase"));
         cr_expect_str_eq(one, e->set[i], "%s", e->arguments);
     }
+    expect_command(v);
     json_decref(v);
 }
 
@@ -225,6 +239,39 @@ Test(bisect, two_operations_are_both_named)
                         {"linear_fwd decoder.layers.0.mlp.linear_fc1 forward",
                          "linear_fwd decoder.layers.1.mlp.linear_fc1 forward"}};
     expect_found(&e);
+}
+
+/* The engine's program, and a default that stands against the configuration, are in the command that repeats the set. */
+Test(bisect, the_command_has_what_was_asked_for)
+{
+    json_t *v = verdict_of(LLAMA "--engine-program " ASSAY_BIN_DIR
+                                 "/assay-sim --attention-dropout 0 --layout dp2 --fault "
+                                 "scale:decoder.layers.0.mlp.linear_fc1:y=1.5",
+                           1);
+    const char *command = text_of(v, "command");
+    cr_expect(strstr(command, " --engine-program " ASSAY_BIN_DIR "/assay-sim ") != NULL, "%s", command);
+    cr_expect(strstr(command, " --attention-dropout=0 ") != NULL, "%s", command);
+    expect_command(v);
+    json_decref(v);
+}
+
+/* --runs is kept: with few a set that heals and is not known to be the smallest, with fewer an error. */
+Test(bisect, no_more_runs_than_asked_for)
+{
+    for (int64_t runs = 4; runs <= 12; runs++) {
+        cli_result r = cli_run(LLAMA "--json --runs %lld "
+                                     "--layout dp2 --fault scale:decoder.layers.[01].mlp.linear_fc1:y=1.5",
+                               (long long)runs);
+        json_t *v = json_loads(r.out, 0, NULL);
+        cr_expect(r.code == 1 || r.code == 2, "%s%s", r.out, r.err);
+        if (r.code == 2)
+            cr_expect(strstr(r.err, "made before it was known what heals; of the last one ") && runs < 8,
+                      "%lld: %s", (long long)runs, r.err);
+        else
+            cr_expect_leq(json_integer_value(json_object_get(v, "runs")), runs);
+        json_decref(v);
+        cli_free(&r);
+    }
 }
 
 /* A kernel that is wrong wherever it runs: five operations, by kinds and layers. */

@@ -208,6 +208,14 @@ Test(merge, what_is_not_one_family_is_refused)
            cli_file("refused"));
     REFUSE("add up to 0", GOLDEN "a %s %s --weight 1,-1", GOLDEN "b", cli_file("refused"));
     REFUSE("--density: linear keeps all", GOLDEN "a %s %s --density 0.5", GOLDEN "b", cli_file("refused"));
+    REFUSE("--t: linear has no way", GOLDEN "a %s %s --t 0.3", GOLDEN "b", cli_file("refused"));
+    REFUSE("--lambda: slerp merges models", GOLDEN "a %s %s --method slerp --lambda 1", GOLDEN "b",
+           cli_file("refused"));
+    REFUSE("--majority-sign-method: dare_linear elects no",
+           "%s %s --method dare_linear --base " GOLDEN "base --majority-sign-method total", GOLDEN "b",
+           cli_file("refused"));
+    REFUSE("--merge-seed: ties draws nothing", "%s %s --method ties --base " GOLDEN "base --merge-seed 0",
+           GOLDEN "b", cli_file("refused"));
     REFUSE("divides by it", "%s %s --method dare_linear --density 0 --base " GOLDEN "base", GOLDEN "b",
            cli_file("refused"));
     REFUSE("--density: expected a number from 0 to 1, found nan", "%s %s --density nan", GOLDEN "b",
