@@ -42,35 +42,6 @@ static bool speaks_for_piece(const gpu_model *m, const gpu_param *p, bool part)
     return true;
 }
 
-static bool name_is_known(const assay_model_spec *spec, const char *name)
-{
-    for (int64_t i = 0; i < spec->n_params; i++)
-        for (int k = 0; k < spec->params[i].n_parts; k++)
-            if (strcmp(spec->params[i].parts[k].name, name) == 0)
-                return true;
-    return false;
-}
-
-/* A tensor that the model has no place for is not silently dropped; old files carry rotary tables, tied
- * models may carry the head twice. */
-static assay_status check_no_strangers(const gpu_model *m, const assay_tensorfile *file,
-                                       const assay_quantization *q)
-{
-    static const char rotary[] = "rotary_emb.inv_freq";
-    for (int64_t i = 0; i < assay_tensorfile_count(file); i++) {
-        const char *name = assay_tensorfile_at(file, i)->name;
-        const size_t length = strlen(name);
-        const bool is_table =
-            length >= sizeof rotary - 1 && strcmp(name + length - (sizeof rotary - 1), rotary) == 0;
-        const bool is_head = m->config->tie_word_embeddings && strcmp(name, "lm_head.weight") == 0;
-        ASSAY_CHECK(is_table || is_head || name_is_known(m->spec, name) ||
-                        assay_is_block_scale(file, q, name),
-                    ASSAY_MISMATCH, "%s: tensor '%s' has no place in this model (%s)",
-                    assay_tensorfile_path(file), name, assay_arch_name(m->config->arch));
-    }
-    return ASSAY_OK;
-}
-
 /* --- all of them -------------------------------------------------------------------------------------------- */
 typedef struct reader {
     const gpu_model *m;
@@ -130,7 +101,7 @@ assay_status gpu_model_weights(gpu_model *m, const char *folder, gpu_weight_sink
     if (r.source == ASSAY_WEIGHTS_STORED) {
         ASSAY_TRY_GOTO(assay_quantization_of_folder(folder, &r.quantization), st, done);
         ASSAY_TRY_GOTO(assay_tensorfile_open(&file, folder), st, done);
-        ASSAY_TRY_GOTO(check_no_strangers(m, file, &r.quantization), st, done);
+        ASSAY_TRY_GOTO(assay_spec_check_file(m->spec, &r.quantization, file), st, done);
     }
     for (int64_t i = 0; i < m->n_params; i++)
         ASSAY_TRY_GOTO(put_param(&r, file, &m->params[i], put, user), st, done);

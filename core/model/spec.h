@@ -147,6 +147,11 @@ assay_status assay_param_runs(const assay_param_spec *p, const assay_shard *piec
  * rotary tables and the head of a tied model.  *stored: whether the folder has weights at all; without them
  * they are drawn.  Reads headers only. */
 assay_status assay_spec_check_folder(const assay_model_spec *spec, const char *folder, bool *stored);
+/* The same of a folder's file that is open already. */
+struct assay_quantization;
+struct assay_tensorfile;
+assay_status assay_spec_check_file(const assay_model_spec *spec, const struct assay_quantization *q,
+                                   const struct assay_tensorfile *f);
 
 ASSAY_END_DECLS
 

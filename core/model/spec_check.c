@@ -83,8 +83,8 @@ static assay_status check_strangers(const assay_model_spec *spec, int64_t parts,
 }
 
 /* Names are looked up only when the file holds more tensors than the model and its scales need. */
-static assay_status check_file(const assay_model_spec *spec, const assay_quantization *q,
-                               const assay_tensorfile *f)
+assay_status assay_spec_check_file(const assay_model_spec *spec, const assay_quantization *q,
+                                   const assay_tensorfile *f)
 {
     int64_t parts = 0, scales = 0;
     for (int64_t i = 0; i < spec->n_params; i++) {
@@ -106,7 +106,7 @@ assay_status assay_spec_check_folder(const assay_model_spec *spec, const char *f
     assay_quantization q;
     ASSAY_TRY(assay_quantization_of_folder(folder, &q));
     ASSAY_TRY(assay_tensorfile_open(&f, folder));
-    const assay_status st = check_file(spec, &q, f);
+    const assay_status st = assay_spec_check_file(spec, &q, f);
     assay_tensorfile_close(f);
     return st;
 }

@@ -74,40 +74,53 @@ typedef struct copies {
     bool sum, mean;
 } copies;
 
-static void weigh(const pieces *v, int64_t first, copies *c)
+/* The records of piece `first` into list; 0: an earlier one was asked about with them. */
+static int64_t copies_of(const pieces *v, int64_t first, const assay_trace_tensor **list)
 {
     const assay_shard *s = &v->e->pieces[first].record->shard;
+    int64_t n = 0;
+    for (int64_t i = 0; i < v->e->n; i++) {
+        if (!parity_same_shard(&v->e->pieces[i].record->shard, s))
+            continue;
+        if (i < first)
+            return 0;
+        list[n++] = v->e->pieces[i].record;
+    }
+    return n;
+}
+
+static void weigh(const pieces *v, const assay_trace_tensor *const *list, copies *c)
+{
+    const assay_shard *s = &list[0]->shard;
     const int64_t count = assay_shard_count(s);
-    *c = (copies){.first_right = -1, .first_wrong = -1, .sum = true, .mean = true};
-    for (int64_t i = 0; i < v->e->n; i++)
-        c->n += parity_same_shard(&v->e->pieces[i].record->shard, s);
-    for (int64_t k = 0; k < count; k++) {
+    c->first_right = c->first_wrong = -1;
+    c->sum = c->mean = true;
+    for (int64_t k = 0; k < count && (c->sum || c->mean); k++) {
         double sum = 0.0;
         const double expected = v->expected[place_of(s, k)];
-        for (int64_t i = 0; i < v->e->n; i++)
-            if (parity_same_shard(&v->e->pieces[i].record->shard, s))
-                sum += value_at(v, v->e->pieces[i].record, k);
+        for (int64_t i = 0; i < c->n; i++)
+            sum += value_at(v, list[i], k);
         c->sum = c->sum && is_close(v, sum, expected);
         c->mean = c->mean && is_close(v, sum / (double)c->n, expected);
     }
-    for (int64_t i = 0; i < v->e->n; i++) {
-        const assay_trace_tensor *t = v->e->pieces[i].record;
-        bool right = parity_same_shard(&t->shard, s);
-        if (!right)
-            continue;
+    for (int64_t i = 0; i < c->n; i++) {
+        bool right = true;
         for (int64_t k = 0; k < count && right; k++)
-            right = is_close(v, value_at(v, t, k), v->expected[place_of(s, k)]);
+            right = is_close(v, value_at(v, list[i], k), v->expected[place_of(s, k)]);
         c->right += right;
         int *of = right ? &c->first_right : &c->first_wrong;
-        *of = *of < 0 ? t->rank : *of;
+        *of = *of < 0 ? list[i]->rank : *of;
     }
 }
 
-static bool say_copies(const pieces *v, int64_t first, char *out, size_t capacity)
+static bool say_copies(const pieces *v, int64_t first, const assay_trace_tensor **list, char *out,
+                       size_t capacity)
 {
-    copies c;
-    weigh(v, first, &c);
-    if (c.n < 2 || c.right == c.n)
+    copies c = {.n = copies_of(v, first, list)};
+    if (c.n < 2)
+        return false;
+    weigh(v, list, &c);
+    if (c.right == c.n)
         return false;
     const char *group = group_of(v, first);
     if (c.right > 0)
@@ -187,8 +200,10 @@ bool diff_say_ranks(const parity_index *x, const parity_entry *e, const double *
     for (int64_t i = 0; i < e->n; i++)
         if (e->pieces[i].record->kind != ASSAY_PIECE_SHARD || e->pieces[i].record->data == NULL)
             return false;
-    for (int64_t i = 0; i < e->n; i++)
-        if (say_copies(&v, i, out, capacity))
-            return true;
-    return say_ratios(&v, out, capacity);
+    const assay_trace_tensor **list = malloc((size_t)e->n * sizeof *list);
+    bool said = false;
+    for (int64_t i = 0; list != NULL && i < e->n && !said; i++)
+        said = say_copies(&v, i, list, out, capacity);
+    free((void *)list);
+    return said || say_ratios(&v, out, capacity);
 }

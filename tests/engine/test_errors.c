@@ -100,8 +100,8 @@ Test(engine_errors, a_schedule_longer_than_the_batch)
            "--lr-wsd-decay-iters 4");
 }
 
-/* A folder with llama's config and other weights. */
-static void model_with(const char *folder, const char *tensor, const int64_t *shape, int ndim)
+/* A folder with llama's config, and of its weights none or all; and one of zeros. */
+static void model_with(const char *folder, bool all, const char *tensor, const int64_t *shape, int ndim)
 {
     char *config, path[ENGINE_PATH + 32];
     uint64_t bytes;
@@ -111,10 +111,17 @@ static void model_with(const char *folder, const char *tensor, const int64_t *sh
     engine_write_config(folder, config);
     free(config);
     snprintf(path, sizeof path, "%s/model.safetensors", folder);
+    assay_tensorfile *own;
+    cr_assert_eq(assay_tensorfile_open(&own, GOLDEN "llama"), ASSAY_OK);
     cr_assert_eq(assay_tensorwriter_create(&w, path), ASSAY_OK);
+    for (int64_t i = 0; all && i < assay_tensorfile_count(own); i++) {
+        const assay_tensor_info *t = assay_tensorfile_at(own, i);
+        cr_assert_eq(assay_tensorwriter_add_copy(w, t->name, t->dtype, t->shape, t->ndim, t->data), ASSAY_OK);
+    }
     cr_assert_eq(assay_tensorwriter_add_copy(w, tensor, ASSAY_F32, shape, ndim, zeros), ASSAY_OK);
     cr_assert_eq(assay_tensorwriter_finish(w), ASSAY_OK);
     assay_tensorwriter_destroy(w);
+    assay_tensorfile_close(own);
 }
 
 Test(engine_errors, tensor_without_a_place)
@@ -122,7 +129,7 @@ Test(engine_errors, tensor_without_a_place)
     const int64_t shape[1] = {8};
     char model[ENGINE_PATH];
     snprintf(model, sizeof model, "%s/model", engine_folder);
-    model_with(model, "model.layers.0.surprise", shape, 1);
+    model_with(model, true, "model.layers.0.surprise", shape, 1);
     refuse(1, "'model.layers.0.surprise' has no place",
            "--model %s --batch " GOLDEN "llama/batch.safetensors", model);
 }
@@ -131,7 +138,7 @@ Test(engine_errors, misshaped_and_missing_tensors)
     const int64_t shape[1] = {8};
     char model[ENGINE_PATH];
     snprintf(model, sizeof model, "%s/model", engine_folder);
-    model_with(model, "model.norm.weight", shape, 1);
+    model_with(model, false, "model.norm.weight", shape, 1);
     refuse(1, "model.embed_tokens.weight", "--model %s --batch " GOLDEN "llama/batch.safetensors", model);
 }
 
