@@ -92,6 +92,15 @@ typedef struct assay_config_training {
     double attention_dropout, hidden_dropout, residual_dropout;
 } assay_config_training;
 
+/* A token's id in a Hugging Face config.json, or several. */
+enum { ASSAY_TOKEN_IDS = 16 };
+typedef enum { ASSAY_TOKENS_ABSENT, ASSAY_TOKENS_NULL, ASSAY_TOKENS_ONE, ASSAY_TOKENS_LIST } assay_token_form;
+typedef struct assay_token_ids {
+    assay_token_form form;
+    int n;
+    int64_t id[ASSAY_TOKEN_IDS];
+} assay_token_ids;
+
 typedef struct assay_model_config {
     assay_arch arch;
     int64_t num_layers;
@@ -103,6 +112,7 @@ typedef struct assay_model_config {
     int64_t vocab_size;          /* V */
     int64_t
         pad_token_id; /* Hugging Face's padding_idx of the embedding: that row has no gradient from there; -1: none, as in Megatron-LM */
+    assay_token_ids bos_token_id, eos_token_id; /* read by nobody here: kept for whoever generates text */
     int64_t max_position_embeddings;
     double layernorm_epsilon;
     bool tie_word_embeddings;

@@ -334,6 +334,7 @@ assay_status assay_config_read_hf(const json_t *root, const char *what, assay_mo
     ASSAY_TRY(refuse_ignored(root, what, class));
     ASSAY_TRY(read_sizes(root, what, c));
     ASSAY_TRY(read_padding(root, what, c));
+    ASSAY_TRY(assay_config_read_tokens(root, what, c));
     ASSAY_TRY(assay_config_read_flag(root, class->qkv_bias, what, &c->add_qkv_bias));
     ASSAY_TRY(assay_config_read_flag(root, class->proj_bias, what, &c->add_proj_bias));
     ASSAY_TRY(assay_config_read_flag(root, class->mlp_bias, what, &c->add_mlp_bias));

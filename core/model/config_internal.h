@@ -113,6 +113,9 @@ assay_status assay_config_check_mla(const assay_model_config *c, const char *wha
 assay_status assay_config_read_mla(const json_t *root, const char *what, assay_model_config *c);
 assay_status assay_config_read_mla_experts(const json_t *root, const char *what, assay_model_config *c);
 int assay_config_write_mla(const assay_model_config *c, json_t *root);
+/* config_tokens.c: bos_token_id, eos_token_id */
+assay_status assay_config_read_tokens(const json_t *root, const char *what, assay_model_config *c);
+int assay_config_write_tokens(const assay_model_config *c, json_t *root);
 /* `megatron`: multi_latent_attention, qk_layernorm (the inner norms) and rope_type beside it, before any member is read; form:
  * Megatron-LM's, whose defaults must not be meant.  c->mixer[0] says what came of it. */
 assay_status assay_config_read_megatron_mla(const json_t *root, bool form, const char *what,

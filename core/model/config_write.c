@@ -119,6 +119,7 @@ assay_status assay_config_write_hf(const assay_model_config *c, json_t *root)
     if (c->pad_token_id >= 0 || class->has_pad_token_id)
         failed |=
             put(root, "pad_token_id", c->pad_token_id >= 0 ? json_integer(c->pad_token_id) : json_null());
+    failed |= assay_config_write_tokens(c, root);
     failed |= put(root, "max_position_embeddings", json_integer(c->max_position_embeddings));
     failed |= put(root, "rms_norm_eps", json_real(c->layernorm_epsilon));
     failed |= put(root, "initializer_range", json_real(c->init_method_std));

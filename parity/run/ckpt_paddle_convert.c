@@ -272,6 +272,11 @@ assay_status parity_paddle_export(const assay_checkpoint *c, const char *to)
     assay_paddle_target target;
     assay_status st = ASSAY_OK;
     ASSAY_TRY(target_of(c, &target));
+    if (target.spec->config.pad_token_id >= 0)
+        fprintf(stderr,
+                "WARNING: pad_token_id %lld: PaddleNLP's embedding has no padding_idx, that row is trained "
+                "there\n",
+                (long long)target.spec->config.pad_token_id);
     ASSAY_TRY(assay_paddle_writer_open(&w, to, &target));
     for (int64_t i = 0; i < assay_checkpoint_count(c); i++)
         ASSAY_TRY_GOTO(copy(c, i, &target, w), st, done);
