@@ -14,6 +14,7 @@
 
 typedef struct exact {
     const assay_trace *request, *answer;
+    parity_map *asked;   /* "rank|-1|instance" -> index of the request's operation */
     parity_map *answers; /* "rank|rung|instance" -> index of the answer's operation; rung -1: whichever ran */
     bool every_rung;     /* each record was answered by every rung that takes it */
     parity_calls *calls;
@@ -275,11 +276,16 @@ static assay_status check_answer(exact *x, int rank, const assay_trace_op *op)
     const int rung = rung_of(x, op);
     const bool any = !x->every_rung || parity_is_collective(op->op);
     const bool known = any || (rung >= 0 && rung < MOST_RUNGS);
+    char key[ASSAY_NAME + 48];
     parity_result r;
-    if (known && answer_at(x, rank, rung, op->instance) < 0)
+    answer_key(key, rank, ANY_RUNG, op->instance);
+    const bool asked = parity_map_get(x->asked, key) >= 0;
+    if (asked && known && answer_at(x, rank, rung, op->instance) < 0)
         return ASSAY_OK;
     start(x, op, "", &r);
-    if (any)
+    if (!asked)
+        parity_result_fail(&r, "rank %d answers %s %s, which nobody asked it", rank, op->op, op->instance);
+    else if (any)
         parity_result_fail(&r, "rank %d answers %s twice", rank, op->instance);
     else
         parity_result_fail(&r, "rank %d answers %s with k%d%s", rank, op->instance, rung,
@@ -290,6 +296,11 @@ static assay_status check_answer(exact *x, int rank, const assay_trace_op *op)
 static assay_status index_answers(exact *x)
 {
     char key[ASSAY_NAME + 48];
+    for (int rank = 0; rank < assay_trace_world(x->request); rank++)
+        for (int64_t i = 0; i < assay_trace_n_ops(x->request, rank); i++) {
+            answer_key(key, rank, ANY_RUNG, assay_trace_op_at(x->request, rank, i)->instance);
+            ASSAY_TRY(parity_map_put(x->asked, key, i));
+        }
     for (int rank = 0; rank < assay_trace_world(x->answer); rank++) {
         for (int64_t i = 0; i < assay_trace_n_ops(x->answer, rank); i++) {
             const assay_trace_op *op = assay_trace_op_at(x->answer, rank, i);
@@ -395,6 +406,7 @@ static assay_status check(const char *request_dir, const char *answer_dir, int r
     parity_scales_from_trace(answer, &x.scales);
     ASSAY_TRY_GOTO(parity_table_create(&x.table, PARITY_CHECK_EXACT), st, done);
     ASSAY_TRY_GOTO(parity_table_create(&x.bounded, PARITY_CHECK_LOCAL), st, done);
+    ASSAY_TRY_GOTO(parity_map_create(&x.asked), st, done);
     ASSAY_TRY_GOTO(parity_map_create(&x.answers), st, done);
     ASSAY_TRY_GOTO(parity_calls_create(&x.calls, answer), st, done);
     ASSAY_TRY_GOTO(index_answers(&x), st, done);
@@ -404,6 +416,7 @@ static assay_status check(const char *request_dir, const char *answer_dir, int r
 done:
     parity_calls_destroy(x.calls);
     parity_map_destroy(x.answers);
+    parity_map_destroy(x.asked);
     parity_table_destroy(x.bounded);
     parity_table_destroy(x.table);
     assay_trace_close(answer);

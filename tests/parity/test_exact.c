@@ -72,6 +72,30 @@ Test(parity_exact, an_answer_counts_once)
     remove_path(request_dir);
 }
 
+/* An answer under a name that was not asked is judged by nobody: a run that made one is not what was asked for. */
+Test(parity_exact, an_answer_that_nobody_asked_fails)
+{
+    char request_dir[256], dir[256];
+    must(parity_exact_request(fresh_path(request_dir, "request"), 1, "F32"));
+    assay_trace *request = open_trace(request_dir);
+    assay_trace_writer *w = open_writer(fresh_path(dir, "answer"), 0, 1, NULL);
+    parity_report *r = new_report();
+    for (int64_t i = 0; i < assay_trace_n_ops(request, 0); i++)
+        answer_as(w, request, assay_trace_op_at(request, 0, i), 0, false);
+    assay_trace_op stranger = *assay_trace_op_at(request, 0, 0);
+    snprintf(stranger.instance, sizeof stranger.instance, "exact.of_its_own");
+    answer_as(w, request, &stranger, 0, true);
+    close_writer(w);
+    must(parity_check_exact(request_dir, dir, false, r));
+    cr_assert_eq(n_failed(r), 1);
+    cr_expect(strstr(first_failure(r)->message, "exact.of_its_own, which nobody asked it"), "%s",
+              first_failure(r)->message);
+    parity_report_destroy(r);
+    assay_trace_close(request);
+    remove_path(dir);
+    remove_path(request_dir);
+}
+
 /* Right numbers in a wider or a narrower type are no answer: they would be compared as that type rounds them. */
 Test(parity_exact, an_output_of_another_dtype_fails)
 {
