@@ -389,6 +389,11 @@ assay_status parity_run_apply_overrides(parity_run_state *s, const assay_train_o
     }
     for (int i = 0; i < s->n_cases; i++)
         ASSAY_TRY_GOTO(set_steps(&s->cases[i], given->train_iters), st, done);
+    if (given->train_iters == 1)
+        fputs("assay run: warning: --train-iters 1: no run goes on from a checkpoint, nor does another "
+              "layout load "
+              "one (bitwise, checkpoint: 2 steps at least)\n",
+              stderr);
     ASSAY_TRY_GOTO(check_overrides(s, given), st, done);
     for (int i = 0; i < s->n_cases; i++) {
         assay_train_options_merge(&s->cases[i].options, given, own);

@@ -76,6 +76,20 @@ Test(run_restart, of_a_folder_the_configuration_alone_is_given)
                "does not go on from a checkpoint, given no other weights");
 }
 
+/* With one step nothing goes on: said, since checkpoints are judged all the same. */
+Test(run_restart, one_step_is_not_resumed_and_that_is_said)
+{
+    for (int steps = 1; steps <= 2; steps++) {
+        cli_result r =
+            cli_run("run --engine sim --quiet --report rep%d --layout 1 --check checkpoint --train-iters %d "
+                    "case.json",
+                    steps, steps);
+        cr_expect_eq(r.code, 0, "%s%s", r.out, r.err);
+        cr_expect_eq(cli_count(r.err, "no run goes on from a checkpoint"), steps == 1, "%s", r.err);
+        cli_free(&r);
+    }
+}
+
 /* It goes on, and says that it did not. */
 Test(run_restart, a_trace_that_says_aborted_fails)
 {
