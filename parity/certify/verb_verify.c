@@ -5,6 +5,7 @@
 #include "core/base/text.h"
 #include "core/run/options.h"
 #include <dirent.h>
+#include <fnmatch.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,6 +17,7 @@ typedef struct verify_options {
     int n_keys, n_paths;
     const char *path[MAX_PATHS];
     char so[ASSAY_PATH], tier[16], require[1024];
+    char device[128];     /* a shell pattern of the device's name; "": any, and none */
     char activations[16]; /* dtypes that the outputs were judged in; "": any */
     int64_t max_age;      /* seconds, -1: any */
     int64_t min_seeds;
@@ -74,6 +76,11 @@ static assay_status on_option(void *user, const char *name, const char *text)
         ASSAY_CHECK(strcmp(text, "host") == 0 || strcmp(text, "sim") == 0 || strcmp(text, "gpu") == 0,
                     ASSAY_INVALID_ARGUMENT, "--tier: expected host, sim or gpu, found %s", text);
         return assay_option_text(name, text, o->tier, sizeof o->tier);
+    }
+    if (strcmp(name, "device") == 0) {
+        ASSAY_CHECK(text[0] != '\0', ASSAY_INVALID_ARGUMENT,
+                    "--device: expected a device's name or a pattern such as '*H100*', found nothing");
+        return assay_option_text(name, text, o->device, sizeof o->device);
     }
     if (strcmp(name, "require") == 0)
         return assay_option_text(name, text, o->require, sizeof o->require);
@@ -262,6 +269,12 @@ static void only_for(const certify_checked *c, char why[300])
         snprintf(why, 300, "tried for %.200s alone (--any-shape takes it)", attributes);
 }
 
+static bool is_of_device(const certify_checked *c, const char *pattern)
+{
+    const char *name = json_string_value(json_object_get(json_object_get(c->certificate, "where"), "device"));
+    return name != NULL && fnmatch(pattern, name, 0) == 0;
+}
+
 /* Why a good certificate is not enough; "": it is. */
 static void not_enough(const gate *g, const certify_checked *c, char why[300])
 {
@@ -269,6 +282,8 @@ static void not_enough(const gate *g, const certify_checked *c, char why[300])
     why[0] = '\0';
     if (o->tier[0] != '\0' && strcmp(c->tier, o->tier) != 0)
         snprintf(why, 300, "only of another tier");
+    else if (o->device[0] != '\0' && !is_of_device(c, o->device))
+        snprintf(why, 300, "not of a device %s (--device)", o->device);
     else if (o->max_age >= 0 && g->now - c->issued > o->max_age)
         snprintf(why, 300, "older than --max-age");
     else if (o->same_sources && !certify_same_sources(c))
@@ -357,6 +372,7 @@ int parity_main_gate(int argc, char **argv)
     static const assay_extra_option extra[] = {
         {"require", "OP,FAMILY,...", "each needs a good certificate (a family: each of its operations)"},
         {"tier", "host|sim|gpu", "of this tier (default: any)"},
+        {"device", "PATTERN", "tried on a device of this name: '*H100*' (default: any, or none)"},
         {"max_age", "30d", "issued at most so long ago"},
         {"activations", "F32|BF16|F32,BF16", "outputs were judged with activations of these dtypes"},
         {"min_seeds", "N", "tried with at least so many seeds (assay certify --seeds)"},

@@ -410,6 +410,13 @@ Test(certify, alignment_and_device_are_said)
         expect_code("verify certs/rmsnorm_fwd-rmsnorm.so-example_rmsnorm-host.json", 0, rows[i].says);
     }
     expect_code("gate --require rmsnorm_fwd certs", 0, "H 8456, on NVIDIA H200, 0 hours old");
+    expect_code("gate --require rmsnorm_fwd --device *H200 certs", 0, "on NVIDIA H200");
+    expect_code("gate --require rmsnorm_fwd --device *H100* certs", 1,
+                "rmsnorm_fwd: not of a device *H100* (--device)");
+    expect_code("gate --require rmsnorm_fwd --device= certs", 2, "--device: expected a device's name");
+    json_object_set_new(json_object_get(inner, "where"), "device", json_null());
+    cr_assert_eq(certify_sign(inner, &key, cli_file(certificate)), ASSAY_OK);
+    expect_code("gate --require rmsnorm_fwd --device * certs", 1, "not of a device * (--device)");
     json_decref(whole);
 }
 
