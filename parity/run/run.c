@@ -147,8 +147,11 @@ static assay_status collect(parity_run_state *s, int index, int status)
     const int64_t before = parity_report_count(s->report);
     const bool loaded = left_a_part(status) && parity_report_load_part(s->report, path) == ASSAY_OK;
     const bool empty = parity_report_count(s->report) == before;
-    if (loaded && empty && s->o.check[0] != 0)
-        return ASSAY_OK; /* --check asks for one that this case does not have, as routing of a dense model */
+    if (loaded && empty && s->o.check[0] != 0) { /* as routing of a dense model */
+        if (s->n_unasked++ == 0 || index < s->first_unasked)
+            s->first_unasked = index;
+        return ASSAY_OK;
+    }
     if (loaded && !empty) {
         part_path(s, index, "facts.json", path);
         if (assay_json_load(&facts, path) == ASSAY_OK)
@@ -331,10 +334,13 @@ static assay_status run(parity_run_state *s, const assay_train_options *given)
     ASSAY_TRY(st);
     const double wall = assay_monotonic_s() - t0;
     const assay_status written = write_reports(s, wall);
-    char results[ASSAY_PATH + 32];
+    char results[ASSAY_PATH + 32], label[PARITY_TASK_LABEL];
     snprintf(results, sizeof results, "%s/results.jsonl", s->o.report_dir);
     parity_report_table(s->report, stdout,
                         results); /* also where a file of the report could not be written */
+    if (s->n_unasked > 0)
+        printf("%d of %d tasks have nothing that --check %s judges, the first is %s\n", s->n_unasked,
+               s->n_tasks, s->o.check, task_label(&s->tasks[s->first_unasked], label));
     printf("\n%d tasks in %.1f s; report: %s/index.html\n", s->n_tasks, wall, s->o.report_dir);
     s->finished = true;
     return written;

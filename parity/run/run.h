@@ -76,12 +76,13 @@ typedef struct parity_run_state {
     parity_case *cases;
     int n_cases;
     parity_task *tasks;
-    int n_tasks, n_combinations; /* of them, before the matrix chose */
-    int n_chosen;                /* by the matrix, for all parts */
-    bool finished;               /* every task has ended, and what came of it is known */
-    int *order;                  /* in which tasks start; -1: has */
-    int *status;                 /* of each task's child */
-    int first_not_passed;        /* the task that ended the run, with fail_fast; -1: none */
+    int n_tasks, n_combinations;  /* of them, before the matrix chose */
+    int n_chosen;                 /* by the matrix, for all parts */
+    bool finished;                /* every task has ended, and what came of it is known */
+    int *order;                   /* in which tasks start; -1: has */
+    int *status;                  /* of each task's child */
+    int n_unasked, first_unasked; /* tasks of whose case --check judges nothing */
+    int first_not_passed;         /* the task that ended the run, with fail_fast; -1: none */
     pid_t pids[PARITY_MAX_JOBS];
     int running[PARITY_MAX_JOBS]; /* task of each child, -1 = free */
     double available;             /* bytes that the machine had for us when nothing of it ran */

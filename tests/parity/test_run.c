@@ -120,6 +120,10 @@ Test(run, one_check_alone)
     r = cli_run("run --engine sim --quiet --report rep --layout 1 --check routing case.json");
     cr_expect_eq(r.code, 2, "nothing was compared: exit code %d", r.code);
     cr_expect_eq(totals(&r).skipped, 0, "a dense model has no routing");
+    cr_expect(
+        strstr(r.out, "1 of 1 tasks have nothing that --check routing judges, the first is tiny fp32 1 ") !=
+            NULL,
+        "%s", r.out);
     cli_free(&r);
 }
 
