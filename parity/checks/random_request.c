@@ -21,6 +21,7 @@ typedef struct draft {
     int64_t swept;
     ref_value values[ASK_MAX_SLOTS];
     int n;
+    int planted; /* the input that holds the NaN or the infinity; -1: none does */
 } draft;
 
 /* --- size rows ---------------------------------------------------------------------------------------------- */
@@ -124,11 +125,10 @@ static double uniform(const draft *d, int64_t i)
     return (double)draw(d, i, 1 << 20) * 0x1p-20;
 }
 
-/* One element of the first input, and in every second request one of the second. */
+/* One element of one input. */
 static bool is_planted(const draft *d, int64_t i)
 {
-    const int64_t count = d->values[d->n].count;
-    return (d->n == 0 || (d->n == 1 && d->q->n % 2 != 0)) && i == (d->q->n * 7 + 3) % count;
+    return d->n == d->planted && i == (d->q->n * 7 + 3) % d->values[d->n].count;
 }
 
 /* Seldom an element is zero, of either sign; not beside a NaN or an infinity, whose products they would be.  Which one is no draw: the
@@ -184,6 +184,11 @@ static double mode_value(const draft *d, const parity_ask_slot *slot, int64_t i)
 static double real_value(const draft *d, const parity_ask_slot *slot, int64_t i)
 {
     const double turn = 8.0 * atan(1.0);
+    /* hidden: what is derived of -inf is often finite */
+    const bool own = slot->hidden || slot->fill == ASK_POSITIVE || slot->fill == ASK_TURN_COS ||
+                     slot->fill == ASK_TURN_SIN;
+    if (own && is_planted(d, i))
+        return d->mode == PARITY_NAN ? (double)NAN : (double)INFINITY;
     switch (slot->fill) {
     case ASK_UNREAD:
         return (double)NAN;
@@ -355,11 +360,16 @@ static void write_slot(draft *d, const ref_value *v)
     d->q->values = NULL;
 }
 
+static bool is_there(const draft *d, const parity_ask_slot *slot)
+{
+    return slot->when == NULL || size_of(d, slot->when) != 0;
+}
+
 static assay_status add_slot(draft *d, const parity_ask_slot *slot)
 {
     ref_value *v = &d->values[d->n];
     memset(v, 0, sizeof *v);
-    if (slot->when != NULL && size_of(d, slot->when) == 0)
+    if (!is_there(d, slot))
         return ASSAY_OK;
     snprintf(v->slot, sizeof v->slot, "%s", slot->name);
     v->dtype = dtype_of(d, slot);
@@ -388,19 +398,71 @@ done:
     return st;
 }
 
-/* The slots of the row, or those of the operation's. */
-static assay_status add_slots(draft *d)
+/* Calls body for the slots of the row, or for those of the operation. */
+static assay_status each_slot(draft *d, assay_status (*body)(draft *d, const parity_ask_slot *slot))
 {
     for (int i = 0; i < ASK_MAX_SLOTS && d->row->slots[i].name != NULL; i++)
-        ASSAY_TRY(add_slot(d, &d->row->slots[i]));
+        ASSAY_TRY(body(d, &d->row->slots[i]));
     for (int i = 0; d->row->slots[0].name == NULL && i < assay_op_n_slots(d->op); i++) {
         const assay_op_slot *row = &d->op->slots[i];
         char recorded[32];
         if (row->role == ASSAY_SLOT_OUT || row->optional)
             continue;
         snprintf(recorded, sizeof recorded, "%s%s", row->name, row->role == ASSAY_SLOT_INOUT ? "_in" : "");
-        ASSAY_TRY(add_slot(d, &(parity_ask_slot){.name = recorded}));
+        ASSAY_TRY(body(d, &(parity_ask_slot){.name = recorded}));
     }
+    return ASSAY_OK;
+}
+
+/* Whether an input can hold a NaN of its own: what an earlier operation would have left of one comes from there. */
+static assay_status takes_planted(draft *d, const parity_ask_slot *slot, bool *takes)
+{
+    ref_value v = {.dtype = dtype_of(d, slot)};
+    *takes = false;
+    if (slot->fill == ASK_FROM || slot->fill == ASK_UNREAD || v.dtype == ASSAY_I64)
+        return ASSAY_OK;
+    ASSAY_TRY(shape_of(d, slot, &v));
+    *takes = v.count > 0;
+    return ASSAY_OK;
+}
+
+static assay_status count_planted(draft *d, const parity_ask_slot *slot)
+{
+    bool takes;
+    if (!is_there(d, slot))
+        return ASSAY_OK;
+    ASSAY_TRY(takes_planted(d, slot, &takes));
+    d->planted += takes;
+    return ASSAY_OK;
+}
+
+/* d->planted: how many of those that take one are left. */
+static assay_status find_planted(draft *d, const parity_ask_slot *slot)
+{
+    bool takes;
+    if (!is_there(d, slot) || d->planted < 0)
+        return ASSAY_OK;
+    ASSAY_TRY(takes_planted(d, slot, &takes));
+    d->planted -= takes;
+    d->n++;
+    return ASSAY_OK;
+}
+
+/* Another input in each request of an operation: one that swallows a NaN would not be seen beside another that spreads one. */
+static assay_status choose_planted(draft *d)
+{
+    d->planted = -1;
+    if (d->mode != PARITY_NAN && d->mode != PARITY_INFINITY)
+        return ASSAY_OK;
+    d->planted = 0;
+    ASSAY_TRY(each_slot(d, count_planted));
+    const int n = d->planted;
+    d->planted = n > 0 ? (int)(d->q->n % n) : -1;
+    if (n == 0)
+        return ASSAY_OK;
+    ASSAY_TRY(each_slot(d, find_planted));
+    d->planted = d->n - 1;
+    d->n = 0;
     return ASSAY_OK;
 }
 
@@ -429,7 +491,9 @@ static assay_status ask(draft d, const char *text)
     assay_status st = read_sizes(&d, text);
     settle_brackets(&d);
     if (st == ASSAY_OK)
-        st = add_slots(&d);
+        st = choose_planted(&d);
+    if (st == ASSAY_OK)
+        st = each_slot(&d, add_slot);
     if (st == ASSAY_OK) {
         parity_ask_finish(q);
         st = q->st;
