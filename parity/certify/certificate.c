@@ -200,21 +200,26 @@ static assay_status check_keys(const char *path, const char *key, const char (*k
     return ASSAY_OK;
 }
 
-/* Rounding points of any output, each once. */
-static void read_rounds(json_t *arithmetic, certify_checked *out)
+static void add_rounds(const json_t *arithmetic, certify_checked *out)
+{
+    const json_t *list = json_object_get(arithmetic, "rounding");
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const char *word = json_string_value(json_array_get(list, i));
+        const size_t used = strlen(out->rounds);
+        if (word != NULL && strstr(out->rounds, word) == NULL)
+            snprintf(out->rounds + used, sizeof out->rounds - used, "%s%s", used > 0 ? " " : "", word);
+    }
+}
+
+/* Rounding points of any output, each once; of the engine those of each call. */
+static void read_rounds(const json_t *description, certify_checked *out)
 {
     const char *slot;
     json_t *one;
-    json_object_foreach(arithmetic, slot, one)
-    {
-        const json_t *list = json_object_get(one, "rounding");
-        for (size_t i = 0; i < json_array_size(list); i++) {
-            const char *word = json_string_value(json_array_get(list, i));
-            const size_t used = strlen(out->rounds);
-            if (word != NULL && strstr(out->rounds, word) == NULL)
-                snprintf(out->rounds + used, sizeof out->rounds - used, "%s%s", used > 0 ? " " : "", word);
-        }
-    }
+    size_t i;
+    json_object_foreach(json_object_get(description, "arithmetic"), slot, one) add_rounds(one, out);
+    json_array_foreach(json_object_get(description, "declared"), i, one)
+        add_rounds(json_object_get(one, "arithmetic"), out);
 }
 
 /* For which sizes and activations it was tried. */
@@ -226,8 +231,7 @@ static assay_status read_extent(const char *path, const json_t *c, certify_check
     ASSAY_CHECK(shapes == NULL || json_is_string(shapes), ASSAY_FORMAT,
                 "%s: subject.description.shapes: expected a text", path);
     out->shapes = shapes != NULL ? json_string_value(shapes) : "";
-    read_rounds(json_object_get(json_object_get(json_object_get(c, "subject"), "description"), "arithmetic"),
-                out);
+    read_rounds(json_object_get(json_object_get(c, "subject"), "description"), out);
     for (size_t i = 0; i < json_array_size(outputs); i++) {
         char dtype[8];
         const size_t used = strlen(out->dtypes);

@@ -60,28 +60,18 @@ static int list_operations(const char *only, certify_result *results)
     return n;
 }
 
-/* The description of a certificate: the program, the variant, and what each output declares on the first record. */
+/* The description of a certificate: the program and the variant; engine_note_ran adds what ran of it. */
 static json_t *subject_of(const certify_options *o, const parity_engine *e, const assay_op *op,
-                          const char *sha, const assay_trace *trace)
+                          const char *sha)
 {
     const char *slash = strrchr(e->program, '/');
-    json_t *arithmetic = json_object();
     char name[160];
     const char *variant = o->variant[0] != '\0' ? o->variant : CERTIFY_FASTEST;
     snprintf(name, sizeof name, "assay engine %s, %s", op->name, variant);
-    for (int64_t i = 0; i < assay_trace_n_ops(trace, 0); i++) {
-        const assay_trace_op *t = assay_trace_op_at(trace, 0, i);
-        if (strcmp(t->op, op->name) != 0)
-            continue;
-        for (int k = 0; k < t->n_outputs; k++)
-            json_object_set_new(arithmetic, t->outputs[k].slot,
-                                assay_arith_to_json(assay_declaration_of(&t->arith, t->outputs[k].slot)));
-        break;
-    }
-    return json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:{s:s, s:o, s:b, s:s}}", "kind", "engine", "name", name,
-                     "variant", variant, "file", slash != NULL ? slash + 1 : e->program, "symbol", op->name,
-                     "sha256", sha, "description", "operation", op->name, "arithmetic", arithmetic, "adapts",
-                     1, "version", parity_version());
+    return json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:[], s:{s:s, s:[], s:b, s:s}}", "kind", "engine",
+                     "name", name, "variant", variant, "file", slash != NULL ? slash + 1 : e->program,
+                     "symbol", op->name, "sha256", sha, "ran", "description", "operation", op->name,
+                     "declared", "adapts", 1, "version", parity_version());
 }
 
 static int64_t count_records(const assay_trace *t, const char *op)
@@ -204,10 +194,11 @@ static assay_status try_dtype(const engine_trial *t, const char *sha, const cert
         take_door(t, &t->results[i], count_records(trace, t->results[i].op->name));
         probe_hold(probe, trace, &t->results[i]);
         if (t->results[i].subject == NULL)
-            t->results[i].subject = subject_of(t->o, t->e, t->results[i].op, sha, trace);
+            t->results[i].subject = subject_of(t->o, t->e, t->results[i].op, sha);
     }
+    const assay_status st = engine_note_ran(t, trace);
     assay_trace_close(trace);
-    return ASSAY_OK;
+    return st;
 }
 
 enum { ACTS = 2 };
@@ -246,6 +237,7 @@ assay_status certify_engine(const certify_options *o, const char *work, certify_
                               .n = *n};
         ASSAY_TRY_GOTO(ask(&t[d], &plan), st, done);
     }
+    ASSAY_TRY_GOTO(engine_check_variant(&t[0]), st, done);
     /* on a device the runs would wait for each other, and count as slow */
     const pid_t ahead = strcmp(e.name, "sim") == 0 ? engine_run_ahead(&t[1]) : -1;
     st = try_dtype(&t[0], sha, &probe);
@@ -262,8 +254,8 @@ assay_status certify_engine(const certify_options *o, const char *work, certify_
             certify_list_stopped(&results[i]);
         else
             results[i].not_tried = untried(e.name, results[i].op, &results[i]);
-        results[i].where = json_pack("{s:s, s:n, s:n, s:n, s:o}", "tier", e.name, "device", "driver",
-                                     "toolkit", "probe", probe_json(&probe));
+        results[i].where = engine_where(&e);
+        (void)json_object_set_new(results[i].where, "probe", probe_json(&probe));
         results[i].seconds = (assay_monotonic_s() - start) / *n;
     }
     st = certify_unchanged(e.program, sha);

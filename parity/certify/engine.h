@@ -28,6 +28,13 @@ certify_result *engine_result_of(const engine_trial *t, const char *op);
 /* Whether a library chooses the algorithm of this variant, by shapes and alignment. */
 bool engine_by_library(const engine_trial *t, const char *op, int variant);
 
+/* engine_ran.c: adds the records of an answer to subject.ran and subject.description.declared of the results. */
+assay_status engine_note_ran(const engine_trial *t, const assay_trace *answer);
+/* --variant is there: a kN of one operation that has less rungs would be another variant's certificate. */
+assay_status engine_check_variant(const engine_trial *t);
+/* The machine, and the device with its libraries where it is one. */
+json_t *engine_where(const parity_engine *e);
+
 /* engine_runs.c: trials `repeat` and `written`, and in the simulator `threads`: the request again, against the answer `answer`. */
 assay_status engine_try_places(const engine_trial *t);
 assay_status engine_try_orders(const engine_trial *t);

@@ -31,6 +31,33 @@ static void print_trials(const certify_result *r, FILE *out)
     }
 }
 
+static void describe(json_t *arithmetic, char out[160])
+{
+    assay_arith a;
+    if (assay_arith_from_json(arithmetic, "arith", &a) == ASSAY_OK)
+        assay_arith_describe(&a, out, 160);
+    else
+        snprintf(out, 160, "-");
+    assay_error_clear();
+}
+
+/* What the engine's calls declared of an output: a line for each variant and arithmetic. */
+static void print_declared(const certify_result *r, const certify_output *o, FILE *out)
+{
+    char arith[160];
+    size_t i;
+    json_t *one;
+    json_array_foreach(json_object_get(json_object_get(r->subject, "description"), "declared"), i, one)
+    {
+        if (strcmp(text_of(one, "output"), o->slot) != 0 ||
+            strcmp(text_of(one, "activations"), o->dtype) != 0)
+            continue;
+        describe(json_object_get(one, "arithmetic"), arith);
+        fprintf(out, "  %-11s %-5s %8lld calls of %s; %s\n", "", "",
+                (long long)json_integer_value(json_object_get(one, "calls")), text_of(one, "variant"), arith);
+    }
+}
+
 static void print_outputs(const certify_result *r, FILE *out)
 {
     char arith[160];
@@ -38,14 +65,10 @@ static void print_outputs(const certify_result *r, FILE *out)
     fprintf(out, "\n  output      act   elements   worst  beyond rounding  where, declared arithmetic\n");
     for (int i = 0; i < r->n_outputs; i++) {
         const certify_output *o = &r->output[i];
-        assay_arith a;
-        if (assay_arith_from_json(json_object_get(declared, o->slot), "arith", &a) == ASSAY_OK)
-            assay_arith_describe(&a, arith, sizeof arith);
-        else
-            snprintf(arith, sizeof arith, "-");
-        assay_error_clear();
-        fprintf(out, "  %-11s %-5s %8lld  %6.3f  %15.3f  %s; %s\n", o->slot, o->dtype, (long long)o->elements,
-                o->ratio, o->share, o->place, arith);
+        describe(json_object_get(declared, o->slot), arith);
+        fprintf(out, "  %-11s %-5s %8lld  %6.3f  %15.3f  %s%s%s\n", o->slot, o->dtype, (long long)o->elements,
+                o->ratio, o->share, o->place, declared != NULL ? "; " : "", declared != NULL ? arith : "");
+        print_declared(r, o, out);
     }
 }
 

@@ -147,6 +147,64 @@ Test(certify_engine, a_variant_leaves_the_certificates_of_others)
     cli_free(&r);
 }
 
+static int64_t calls_of(const json_t *list, const char *act, const char *variant, const char *accumulator)
+{
+    size_t i;
+    int64_t n = 0;
+    json_t *one;
+    json_array_foreach(list, i, one)
+    {
+        const char *order = json_string_value(json_object_get(json_object_get(one, "arithmetic"), "order"));
+        if (strcmp(json_string_value(json_object_get(one, "activations")), act) == 0 &&
+            (variant == NULL || strcmp(json_string_value(json_object_get(one, "variant")), variant) == 0) &&
+            (accumulator == NULL || (order != NULL && strcmp(order, accumulator) == 0)))
+            n += json_integer_value(json_object_get(one, "calls"));
+    }
+    return n;
+}
+
+/* Of other sizes and dtypes other variants run, and declare another arithmetic. */
+Test(certify_engine, a_certificate_says_what_ran)
+{
+    json_t *whole = NULL;
+    cli_result r = cli_run("keygen");
+    cli_free(&r);
+    r = cli_run("certify --seeds 1 --engine sim --operation grouped_linear_fwd --out certs");
+    cr_assert_eq(r.code, 0, "%s%s", r.out, r.err);
+    cli_free(&r);
+    cr_assert_eq(assay_json_load(&whole, cli_file("certs/grouped_linear_fwd-grouped_linear_fwd-sim.json")),
+                 ASSAY_OK);
+    const json_t *inner = json_object_get(whole, "certificate"), *subject = json_object_get(inner, "subject"),
+                 *declared = json_object_get(json_object_get(subject, "description"), "declared"),
+                 *where = json_object_get(inner, "where");
+    const int64_t calls = calls_of(json_object_get(subject, "ran"), "F32", NULL, NULL);
+    cr_expect_gt(calls, 100);
+    cr_expect_eq(calls_of(declared, "F32", NULL, NULL), calls);
+    cr_expect_gt(calls_of(declared, "BF16", "k2", "tensor_core"), 100);
+    cr_expect_gt(calls_of(declared, "BF16", "k3", "tensor_core"), 0);
+    cr_expect_eq(calls_of(declared, "F32", NULL, "tensor_core"), 0);
+    cr_expect(json_is_string(json_object_get(where, "processor")));
+    cr_expect(json_is_null(json_object_get(where, "device")), "the simulator is none");
+    json_decref(whole);
+}
+
+/* Another variant's certificate would have its name. */
+Test(certify_engine, a_variant_that_is_not_there_is_refused)
+{
+    static const struct {
+        const char *arguments, *words;
+    } rows[] = {{"--operation add --variant k7", "--variant k7: add has k0 to k1"},
+                {"--operation add --variant k2", "--variant k2: add has k0 to k1"},
+                {"--operation add --variant nothing=k1", "nothing"},
+                {"--operation all --variant k9", "--variant k9"}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        cli_result r = cli_run("certify --seeds 1 --engine sim %s", rows[i].arguments);
+        cr_expect(r.code == 2 && strstr(r.err, rows[i].words) != NULL, "%s: %d %s%s", rows[i].arguments,
+                  r.code, r.out, r.err);
+        cli_free(&r);
+    }
+}
+
 /* bf16 runs beside fp32's trials: one bad run is not made again, or a crash that comes once in a while would pass. */
 Test(certify_engine, a_run_beside_the_other_dtype_that_ends_badly_ends_the_trial)
 {
