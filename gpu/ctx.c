@@ -82,6 +82,7 @@ static assay_status gpu_ctx_open(gpu_ctx *ctx, int device, size_t workspace_byte
     ctx->sm_count = prop.multiProcessorCount;
     ctx->sm_major = prop.major;
     ctx->sm_minor = prop.minor;
+    ctx->shared_most = prop.sharedMemPerBlockOptin;
     ASSAY_TRY(gpu_ctx_check_device(ctx));
     CUDA_TRY(cudaStreamCreateWithFlags(&ctx->stream, cudaStreamNonBlocking));
     CUBLAS_TRY(cublasLtCreate(&ctx->blas));

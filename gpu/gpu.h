@@ -78,6 +78,7 @@ typedef struct gpu_ctx {
     bool simulated; /* built against gpu/sim */
     char device_name[256];
     int sm_count, sm_major, sm_minor;
+    size_t shared_most;  /* bytes of shared memory that a block may ask for */
     cudaStream_t stream; /* compute */
     cublasLtHandle_t blas;
     struct gpu_product_plans *plans; /* gpu/product_plans.h */

@@ -246,6 +246,13 @@ static cudaError_t launch_k0(const gpu_attention_bwd_tensors *t, const float *de
                                  lse, delta, a);
 }
 
+/* Dynamic shared memory of attention_dkdv_k1, the larger of the two. */
+static size_t dkdv_k1_bytes(int64_t d, int64_t dv)
+{
+    return sizeof(float) *
+           (size_t)(ATTENTION_TILE * (d + dv + 2) + ATTENTION_BLOCK_ROWS * (d + dv + 2 * ATTENTION_TILE));
+}
+
 template <class T, int CHUNKS>
 static cudaError_t launch_k1(const gpu_attention_bwd_tensors *t, const float *delta, const attention_args &a,
                              cudaStream_t stream)
@@ -260,8 +267,7 @@ static cudaError_t launch_k1(const gpu_attention_bwd_tensors *t, const float *de
     const int64_t k_blocks = (a.seq_k + ATTENTION_BLOCK_ROWS - 1) / ATTENTION_BLOCK_ROWS;
     const size_t q_bytes =
         sizeof(float) * (size_t)(tiles + ATTENTION_BLOCK_ROWS * (a.d + a.dv + ATTENTION_TILE));
-    const size_t k_bytes =
-        sizeof(float) * (size_t)(tiles + ATTENTION_BLOCK_ROWS * (a.d + a.dv + 2 * ATTENTION_TILE));
+    const size_t k_bytes = dkdv_k1_bytes(a.d, a.dv);
     cudaError_t e = attention_allow_shared(attention_dq_k1<T, CHUNKS>, q_bytes);
     if (e == cudaSuccess)
         e = attention_allow_shared(attention_dkdv_k1<T, CHUNKS>, k_bytes);
@@ -346,12 +352,20 @@ static assay_status attention_bwd(const gpu_work *w)
     return ASSAY_OK;
 }
 
+/* Heads of 256 columns need 101 KB, devices of 8.6, 8.9 and 12.0 have 99. */
+static bool fits_k1(const gpu_ctx *ctx, const gpu_operands *o)
+{
+    const attention_desc d = attention_desc_of(o);
+    const size_t seen = sizeof(unsigned) * ATTENTION_WARPS * ATTENTION_TILE; /* its own */
+    return dkdv_k1_bytes(d.head_dim, d.head_dim_v) + seen <= ctx->shared_most;
+}
+
 /* --- the ladder --------------------------------------------------------------------------------------------- */
 GPU_LADDER(attention_bwd) = {
     GPU_RUNG_IF("one thread a query and head (dq), a key and group (dk, dv)", attention_bwd, bwd_workspace,
                 NULL, NULL, GPU_SM_80, GPU_DECLARES("dq dk dv", GPU_SEQUENTIAL(GPU_ULP_EXP))),
     GPU_RUNG_IF("one warp for four rows or keys, tiles of 32 in shared memory", attention_bwd, bwd_workspace,
-                NULL, NULL, GPU_SM_80, GPU_DECLARES("dq dk dv", GPU_SEQUENTIAL(GPU_ULP_EXP))),
+                fits_k1, NULL, GPU_SM_80, GPU_DECLARES("dq dk dv", GPU_SEQUENTIAL(GPU_ULP_EXP))),
     GPU_RUNG_BF16("BF16", 0,
                   "matrix units, FlashAttention-2 form: bf16, head dimensions of multiples of 8, no dropout",
                   attention_bwd, gpu_attention_bwd_mma_workspace, gpu_attention_takes_mma, NULL, GPU_SM_80,
