@@ -178,8 +178,8 @@ enum {
     ASSAY_KERNEL_DETERMINISTIC = 1,   /* equal calls give equal bits, however many threads there are */
     ASSAY_KERNEL_BATCH_INVARIANT = 2, /* a row's bits do not depend on how many rows a call has */
     ASSAY_KERNEL_ROW_STRIDES =
-        4,                   /* the first dimension of a tensor may have any stride; else tensors are dense */
-    ASSAY_KERNEL_SHADOW = 8, /* writes `shadow` */
+        4, /* the first dimension of a tensor of two or more may have any stride, each tensor its own; else they are dense, as those of one are */
+    ASSAY_KERNEL_SHADOW = 8,    /* writes `shadow` */
     ASSAY_KERNEL_ATOMICS = 16,  /* adds to memory with atomics in an order that nobody fixed */
     ASSAY_KERNEL_FAST_MATH = 32 /* compiled with a fast-math mode or calls approximate functions */
 };

@@ -164,12 +164,12 @@ class Trial:
         return bool(getattr(self.function, flag, False))
 
     def inputs(self, memory, inputs, gap=0):
-        """Copies between guards; gap: elements between rows."""
+        """Copies between guards; gap: elements between rows, once more for each input: one stride is not another's."""
         out = {}
-        for slot, t in inputs.items():
+        for number, (slot, t) in enumerate(inputs.items(), 1):
             stride = list(t.stride())
             if gap and t.dim() > 1:
-                stride = [s + s // t.shape[-1] * gap if d < t.dim() - 1 and t.shape[-1] > 0 else s for d, s in enumerate(stride)]
+                stride = [s + s // t.shape[-1] * gap * number if d < t.dim() - 1 and t.shape[-1] > 0 else s for d, s in enumerate(stride)]
             out[slot] = memory.place(t, f"input {slot}", stride=stride)
             out[slot].copy_(t)
         return out

@@ -257,8 +257,9 @@ static void shape_tensor(const call_record *r, const call_form *form, int i, ass
         t->shape[0] = form->end - form->first;
     for (int d = s->ndim - 1; d >= 0; d--) {
         t->stride[d] = stride;
-        if (d == 0 && s->ndim > 1 && form->gap > 0)
-            t->stride[d] = stride + form->gap;
+        if (d == 0 && s->ndim > 1 &&
+            form->gap > 0) /* a gap of its own: one tensor's stride is not another's */
+            t->stride[d] = stride + form->gap * (i + 1);
         stride *= t->shape[d];
     }
 }

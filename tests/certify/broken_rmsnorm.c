@@ -278,6 +278,38 @@ DESCRIBE(ignores_strides, "rmsnorm_fwd", PLAIN, dense, one_chain, 2, .in_place =
 DESCRIBE(declares_strides, "rmsnorm_fwd", PLAIN | ASSAY_KERNEL_ROW_STRIDES, dense, one_chain, 2,
          .in_place = NULL)
 
+/* Rows of y stand as far apart as those of x. */
+static int32_t by_stride_of_x(const assay_kernel_call *c)
+{
+    static const bug none = {.eps_factor = 1.0};
+    assay_kernel_tensor x, y, rstd;
+    if (!check_call(c) || c->slot[X] == NULL || c->slot[Y] == NULL || c->slot[RSTD] == NULL ||
+        c->slot[X]->ndim != 2 || c->slot[Y]->ndim != 2 || c->slot[RSTD]->ndim != 1 ||
+        c->slot[X]->shape[0] != c->slot[Y]->shape[0] || c->slot[X]->shape[0] != c->slot[RSTD]->shape[0] ||
+        c->slot[X]->stride[1] != 1)
+        return ASSAY_KERNEL_INVALID;
+    const int64_t rows = c->slot[X]->shape[0], width = c->act == ASSAY_KERNEL_F32 ? 4 : 2,
+                  apart = rows > 1 ? c->slot[X]->stride[0] : c->slot[X]->shape[1];
+    for (int64_t t = 0; t < (rows > 1 ? rows : 1); t++) {
+        x = *c->slot[X], y = *c->slot[Y], rstd = *c->slot[RSTD];
+        if (rows > 1) {
+            x.shape[0] = y.shape[0] = rstd.shape[0] = 1;
+            x.data = x.data != NULL ? (char *)x.data + t * apart * width : NULL;
+            y.data = y.data != NULL ? (char *)y.data + t * apart * width : NULL;
+            rstd.data = rstd.data != NULL ? (float *)rstd.data + t : NULL;
+        }
+        const assay_kernel_tensor *slot[4] = {c->slot[GAMMA], &x, &y, &rstd};
+        assay_kernel_call one = *c;
+        one.slot = slot;
+        const int32_t code = compute(&one, &none);
+        if (code != ASSAY_KERNEL_OK)
+            return code;
+    }
+    return ASSAY_KERNEL_OK;
+}
+DESCRIBE(one_stride_for_all, "rmsnorm_fwd", PLAIN | ASSAY_KERNEL_ROW_STRIDES, by_stride_of_x, one_chain, 2,
+         .in_place = NULL)
+
 static int32_t writes_first(const assay_kernel_call *c)
 {
     static const bug none = {.eps_factor = 1.0};

@@ -47,6 +47,7 @@ static const broken rmsnorm[] = {
     {"ignores_the_shape_of_gamma", "arguments", "gamma"},
     {"ignores_strides", "arguments", "gaps"},
     {"declares_strides", "strides", "wrote into the gap"},
+    {"one_stride_for_all", "strides", NULL},
     {"writes_before_it_checks", "arguments", "an output is written"},
     {"refuses_what_it_declares", "accepts", "error code 2 for a call that the description takes"},
     {"takes_what_it_leaves_out", "accepts", "no error code for a call outside"},
