@@ -212,12 +212,16 @@ static void ask_call(asking *a)
         if (a->n % 2 == 1)
             ask_all_to_all(a, true);
     } else if (strcmp(a->op, "broadcast") == 0) {
-        ask_broadcast(a, 0);
-        if (a->q.world > 1)
-            ask_broadcast(a, a->q.world - 1);
+        for (int root = 0; root < a->q.world; root += root == 1 && a->q.world > 3 ? a->q.world - 2 : 1)
+            ask_broadcast(a, root); /* the first, the second and the last */
     } else if (a->q.world > 1) {
         ask_message(a, 0, a->q.world - 1);
         ask_message(a, a->q.world - 1, 0);
+        if (a->q.world > 2) { /* a peer is more than the rank at the other end */
+            ask_message(a, 0, 1);
+            ask_message(a, 1, 0);
+            ask_message(a, 1, 2);
+        }
     }
 }
 

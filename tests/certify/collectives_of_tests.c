@@ -399,6 +399,26 @@ static int32_t run_whole_pieces(const assay_kernel_call *c)
 {
     return message(c, true);
 }
+/* The rank at the other end of the world, whoever was named. */
+static int32_t run_other_end(const assay_kernel_call *c)
+{
+    if (!check_call(c) || c->comm == NULL || c->slot[0] == NULL)
+        return ASSAY_KERNEL_INVALID;
+    assay_kernel_call other = *c;
+    const assay_kernel_attr *attrs[8];
+    assay_kernel_attr peer;
+    const int at =
+        strcmp(c->operation, "send") == 0 ? ASSAY_KERNEL_ATTR_SEND_PEER : ASSAY_KERNEL_ATTR_RECV_PEER;
+    if (c->attr[at]->integer < 0 || c->attr[at]->integer >= c->comm->n_ranks)
+        return ASSAY_KERNEL_INVALID;
+    memcpy(attrs, c->attr, (size_t)c->n_attrs * sizeof *attrs);
+    peer = *c->attr[at];
+    peer.integer = c->comm->n_ranks - 1 - c->comm->rank;
+    attrs[at] = &peer;
+    other.attr = attrs;
+    return message(&other, false);
+}
+DESCRIBE(message_to_the_other_end, "send", ASSAY_KERNEL_DETERMINISTIC, run_other_end, NULL, 0, JUST(F32))
 DESCRIBE(message_in_pieces, "send", ASSAY_KERNEL_DETERMINISTIC, run_message, NULL, 0, .dtypes = ALL_DTYPES)
 DESCRIBE(message_of_whole_pieces, "send", ASSAY_KERNEL_DETERMINISTIC, run_whole_pieces, NULL, 0, JUST(F32))
 
