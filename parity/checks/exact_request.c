@@ -314,6 +314,18 @@ static void add_plan(parity_ask *q, int64_t t, int64_t k, int64_t experts)
     parity_ask_int(q, "experts", experts);
     parity_ask_int(q, "rows", rows);
     parity_ask_finish(q);
+    /* the experts of one rank: others have neither rows nor counts here */
+    const int64_t first = experts / 3, local = (experts - first + 1) / 2;
+    rows = 0;
+    for (int64_t i = 0; i < t * k; i++)
+        rows += indices[i] >= first && indices[i] < first + local;
+    parity_ask_begin(q, "permute_plan");
+    parity_ask_bytes(q, "indices", ASSAY_I64, 2, (int64_t[]){t, k}, indices);
+    parity_ask_int(q, "experts", experts);
+    parity_ask_int(q, "rows", rows);
+    parity_ask_int(q, "first_expert", first);
+    parity_ask_int(q, "local_experts", local);
+    parity_ask_finish(q);
 }
 
 enum { MANY = 2053 };
