@@ -159,6 +159,9 @@ Test(cli_verbs, layout_shows_what_each_rank_holds)
     cr_expect(strstr(r.out, "[28:56+84:112, 0:64]") != NULL, "[gate; up] of rank 1 is two segments\n%s",
               r.out);
     cli_free(&r);
+    r = cli_run("layout cp129");
+    cli_expect_refusal(&r, "cp129", (const char *const[]){"cp129", "at most cp128", NULL});
+    cli_free(&r);
     r = cli_run("layout tp3 --model " MODELS "llama");
     cli_expect_refusal(&r, "tp3", (const char *const[]){"tp3", "4 attention heads", NULL});
     cli_free(&r);
