@@ -182,6 +182,31 @@ Test(cli_verbs, help_has_examples)
     }
 }
 
+/* An example is pasted as it stands: argp breaks a long line without a word, and what is no command begins with '#'. */
+Test(cli_verbs, examples_can_be_pasted)
+{
+    static const char *const with[] = {"batch",  "bench", "bisect", "certify", "check", "ckpt", "diff",
+                                       "layout", "map",   "replay", "report",  "run",   "step", "train"};
+    for (size_t i = 0; i < sizeof with / sizeof *with; i++) {
+        cli_result r = cli_run("%s --help", with[i]);
+        char command[40];
+        const int n = snprintf(command, sizeof command, "  assay %s ", with[i]);
+        const char *line = strstr(r.out, "\nExample");
+        bool goes_on = false;
+        cr_assert_not_null(line, "%s", with[i]);
+        for (line = strchr(line + 1, '\n') + 1; line[0] == ' '; line += strcspn(line, "\n") + 1) {
+            const size_t length = strcspn(line, "\n");
+            const bool comment = strncmp(line, "  # ", 4) == 0;
+            cr_expect(goes_on ? strncmp(line, "      ", 6) == 0
+                              : comment || strncmp(line, command, (size_t)n) == 0,
+                      "%s: %.*s", with[i], (int)length, line);
+            goes_on = !comment && line[length - 1] == '\\';
+        }
+        cr_expect(!goes_on && (line[0] == '\0' || line[0] == '\n'), "%s: %.80s", with[i], line);
+        cli_free(&r);
+    }
+}
+
 /* The example that names everything it needs does what it says. */
 Test(cli_verbs, the_plan_on_the_help_page_is_a_plan)
 {
