@@ -70,8 +70,9 @@ typedef struct assay_train_options {
     int64_t save_total_limit; /* checkpoints that a folder of them keeps, beside the best; 0 = all */
     bool
         save_differing_replicas; /* a checkpoint whose replicas differ says so in place of being refused: for the judge */
-    int64_t max_shard_size; /* bytes of the tensors of one file of a checkpoint; 0 = 5 GB, as transformers */
-    int64_t save_after;     /* write `save` after this many steps (global step number); 0 = after the last */
+    int64_t
+        max_shard_size; /* bytes of the tensors of one file of a checkpoint; 0 = 5 GB, as transformers 4 */
+    int64_t save_after; /* write `save` after this many steps (global step number); 0 = after the last */
 
     char freeze[512]; /* "PATTERN,...": weights that get no gradient (assay_spec_freeze) */
     assay_optimizer optimizer;
