@@ -198,7 +198,7 @@ static assay_status check_divides(const char *axis, int size, int64_t n, const c
     return ASSAY_OK;
 }
 
-static assay_status check_supported(const assay_parallel_config *p)
+assay_status assay_layout_check_supported(const assay_parallel_config *p)
 {
     ASSAY_CHECK(2 * (int64_t)p->context_parallel_size - 1 <= ASSAY_MAX_SEGMENTS, ASSAY_UNSUPPORTED,
                 "layout: cp%d: at most cp%d is supported in this version", p->context_parallel_size,
@@ -208,7 +208,7 @@ static assay_status check_supported(const assay_parallel_config *p)
 
 assay_status assay_grid_check_model(assay_grid *g, const assay_model_config *c)
 {
-    ASSAY_TRY(check_supported(&g->p));
+    ASSAY_TRY(assay_layout_check_supported(&g->p));
     return assay_grid_check_cut(g, c);
 }
 

@@ -81,7 +81,9 @@ assay_status assay_grid_make(const assay_parallel_config *p, assay_grid *out);
 /* Lays the axes that depend on the model (kv, kv_head) and checks that the model can be cut this way: heads, query groups and ffn by tp, experts by ep, layers in
  * pp*vpp stages. */
 assay_status assay_grid_check_cut(assay_grid *g, const assay_model_config *c);
-/* The same after refusing by name what this version does not do. */
+/* Refuses by name what this version does not do. */
+assay_status assay_layout_check_supported(const assay_parallel_config *p);
+/* assay_grid_check_cut behind it. */
 assay_status assay_grid_check_model(assay_grid *g, const assay_model_config *c);
 
 void assay_grid_coords(const assay_grid *g, int rank, assay_coords *out);

@@ -70,8 +70,9 @@ typedef struct assay_train_options {
     int64_t save_total_limit; /* checkpoints that a folder of them keeps, beside the best; 0 = all */
     bool
         save_differing_replicas; /* a checkpoint whose replicas differ says so in place of being refused: for the judge */
-    int64_t max_shard_size; /* bytes of the tensors of one file of a checkpoint; 0 = 5 GB, as transformers */
-    int64_t save_after;     /* write `save` after this many steps (global step number); 0 = after the last */
+    int64_t
+        max_shard_size; /* bytes of the tensors of one file of a checkpoint; 0 = 5 GB, as transformers 4 */
+    int64_t save_after; /* write `save` after this many steps (global step number); 0 = after the last */
 
     char freeze[512]; /* "PATTERN,...": weights that get no gradient (assay_spec_freeze) */
     assay_optimizer optimizer;
@@ -145,15 +146,16 @@ static inline double assay_branch_dropout(const assay_train_options *o)
 }
 
 /* Where an option has a meaning; elsewhere it is refused.  STEP: `assay step` and the engine programs.  RUN: the
- * command line of `assay run`.  CASE: the member "training" of a case file.  BENCH: `assay bench`.  TRAIN: `assay train`.  OPS: the verb `ops`
- * of the engine programs. */
+ * command line of `assay run`.  CASE: the member "training" of a case file.  BENCH: `assay bench`.  TRAIN: `assay train`.  BISECT: `assay
+ * bisect`.  OPS: the verb `ops` of the engine programs. */
 enum {
     ASSAY_FOR_STEP = 1,
     ASSAY_FOR_RUN = 2,
     ASSAY_FOR_CASE = 4,
     ASSAY_FOR_BENCH = 8,
     ASSAY_FOR_OPS = 16,
-    ASSAY_FOR_TRAIN = 32
+    ASSAY_FOR_TRAIN = 32,
+    ASSAY_FOR_BISECT = 64
 };
 
 /* One row of the option table. */
@@ -219,7 +221,7 @@ bool assay_pads_rows(const assay_train_options *o);
 typedef struct assay_extra_option {
     const char *name;     /* snake_case */
     const char *argument; /* NULL: a flag; "FILE...": may stand several times, all others once */
-    const char *help;
+    const char *help;     /* NULL: --help does not list it */
 } assay_extra_option;
 /* Values of such options: a whole number within limits; a text that fits.  Messages name the option, what was expected and found. */
 assay_status assay_option_count(const char *name, const char *text, int64_t least, int64_t most,
@@ -239,6 +241,7 @@ typedef struct assay_option_view {
     bool list;                /* several of them, "a,b" */
     const char *help;
     const char *group; /* heading of the option table; "": the program's own; NULL: help, usage, version */
+    bool own_text;     /* a row of the table, in words of this program */
 } assay_option_view;
 typedef struct assay_program_text {
     const char *doc, *args_doc;

@@ -23,6 +23,31 @@ enum {
     MAX_NAME = 64
 };
 
+/* Rows that mean in one program what they do not in the others. */
+typedef struct own_text {
+    unsigned where;
+    const char *name, *argument /* NULL: the row's */, *help;
+} own_text;
+static const own_text own_texts[] = {
+    {ASSAY_FOR_TRAIN, "load", NULL,
+     "checkpoint to go on from, or a folder of them, of which the last is meant"},
+    {ASSAY_FOR_TRAIN, "save", NULL,
+     "folder of checkpoints (iter_0000010, ..., latest, best) and of metrics.jsonl: new, or that of --load"},
+    {ASSAY_FOR_TRAIN, "save_interval", NULL,
+     "a checkpoint every N steps and behind the last (default: behind the last alone)"},
+    {ASSAY_FOR_TRAIN, "metrics", NULL,
+     "one JSON object for each step (default: metrics.jsonl in --save; docs/TRAIN.md)"},
+    {ASSAY_FOR_TRAIN, "log_interval", NULL, "a line of output every so many steps (default 10)"},
+    {ASSAY_FOR_TRAIN, "train_iters", NULL,
+     "optimizer steps; with text they have to be said, of a batch file all are the default"},
+    {ASSAY_FOR_TRAIN, "seed", NULL,
+     "of the order of the data, of masked labels, and of the weights of --config where --draw-weights names "
+     "no other (default 1234)"},
+    {ASSAY_FOR_TRAIN, "draw_weights", NULL,
+     "draw the weights of --config, or of a --model that holds a configuration alone"},
+    {ASSAY_FOR_BENCH, "precision", "fp32|bf16", "fp32 or bf16"},
+};
+
 typedef struct parser {
     assay_train_options *o;
     unsigned where;
@@ -189,6 +214,14 @@ static error_t on_key(int key, char *text, struct argp_state *state)
     return ARGP_ERR_UNKNOWN;
 }
 
+static const own_text *find_own_text(const assay_option_row *row, unsigned where)
+{
+    for (size_t i = 0; i < sizeof own_texts / sizeof *own_texts; i++)
+        if (own_texts[i].where == where && strcmp(own_texts[i].name, row->name) == 0)
+            return &own_texts[i];
+    return NULL;
+}
+
 /* One option and, when its name has a '_', its snake_case spelling as a hidden alias. */
 static void add_option(parser *p, const char *name, int key, const char *argument, int flags,
                        const char *help, int group)
@@ -215,7 +248,8 @@ static void add_all(parser *p)
 {
     int group = 1;
     for (int i = 0; p->extra != NULL && p->extra[i].name != NULL; i++)
-        add_option(p, p->extra[i].name, KEY_EXTRA + i, p->extra[i].argument, 0, p->extra[i].help, group);
+        add_option(p, p->extra[i].name, KEY_EXTRA + i, p->extra[i].argument,
+                   p->extra[i].help == NULL ? OPTION_HIDDEN : 0, p->extra[i].help, group);
     const assay_option_row *table = assay_train_option_table();
     const char *heading = "";
     for (int i = 0; p->o != NULL && table[i].name != NULL; i++) {
@@ -227,8 +261,11 @@ static void add_all(parser *p)
         }
         if (is_extra(p->extra, table[i].name))
             continue;
-        add_option(p, table[i].name, KEY_TABLE + i, table[i].argument,
-                   table[i].type == ASSAY_OPT_BOOL ? OPTION_ARG_OPTIONAL : 0, table[i].help, group);
+        const own_text *own = find_own_text(&table[i], p->where);
+        add_option(p, table[i].name, KEY_TABLE + i,
+                   own != NULL && own->argument != NULL ? own->argument : table[i].argument,
+                   table[i].type == ASSAY_OPT_BOOL ? OPTION_ARG_OPTIONAL : 0,
+                   own != NULL ? own->help : table[i].help, group);
     }
     p->options[p->n_options++] =
         (struct argp_option){.name = "help", .key = 'h', .doc = "Print this help", .group = -1};
@@ -271,7 +308,10 @@ static assay_option_view view_of(const struct argp_option *option, const char *g
     if (option->key >= KEY_TABLE && option->key < KEY_EXTRA) {
         static const char *const both[] = {"true", "false", NULL};
         const assay_option_row *row = &assay_train_option_table()[option->key - KEY_TABLE];
-        t.words = row->type == ASSAY_OPT_BOOL ? both : row->words;
+        t.own_text = option->doc != row->help;
+        t.words = row->type == ASSAY_OPT_BOOL    ? both
+                  : option->arg == row->argument ? row->words
+                                                 : NULL; /* the argument says them */
         t.list = row->type == ASSAY_OPT_ENUM_LIST;
     }
     return t;

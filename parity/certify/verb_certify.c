@@ -354,10 +354,11 @@ static const assay_extra_option extra[] = {
     {"python_device", "cpu|cuda",
      "with --python: where its tensors are (default cpu: Triton kernels run in Triton's interpreter)"},
     {"engine", "sim|gpu", "the engine's own kernels instead"},
-    {"program", "FILE", "with --engine: this engine program"},
+    {"program", "FILE", "with --engine, or a library in device memory: this engine program"},
     {"variant", "k0|FAMILY=kN|...", "with --engine: kernel variants (default: the fastest)"},
     {"operation", "OP|all",
-     "with --so: refuse a kernel of another operation; with --engine: which (default all)"},
+     "required with --cu and --python; with --engine: which (default all); with --so: refuse a kernel of "
+     "another"},
     {"out", "DIR", "write the certificate and a page there; needs a key"},
     {"key", "FILE", "secret key (default ~/.config/assay/certify.key; assay keygen)"},
     {"valid_days", "N", "days for which the certificate is valid (default 365)"},
@@ -375,7 +376,7 @@ static const assay_extra_option extra[] = {
     {"keep", "DIR",
      "keep requests and answers there, in a new or an empty folder (traces: assay replay reads them)"},
     {"abi_header", NULL, "print assay_kernel_ops.h, the indices of slots and attributes"},
-    {"child", "PART", "internal: the process that loads the library"},
+    {"child", "PART", NULL}, /* the process that loads the library */
     {NULL, NULL, NULL}};
 
 int parity_main_certify(int argc, char **argv)
@@ -391,8 +392,8 @@ int parity_main_certify(int argc, char **argv)
             "memory; says what was tried, how close it came and what was not tried.\vExamples:\n"
             "  assay certify --so ./libmine.so:my_rmsnorm\n"
             "  assay certify --so ./libmine.so:my_rmsnorm --out certificates\n"
-            "  assay certify --cu rms.cu --operation rmsnorm_fwd --launch 'rms<act><<<T, 256>>>(y, rstd, x, "
-            "gamma, eps, H)'\n"
+            "  assay certify --cu rms.cu --operation rmsnorm_fwd \\\n"
+            "                --launch 'rms<act><<<T, 256>>>(y, rstd, x, gamma, eps, H)'\n"
             "  assay certify --engine sim --operation all\n",
             "", NULL, 0, extra, on_option, &v) != ASSAY_OK)
         return fail();

@@ -192,7 +192,7 @@ static int verify_one(const verify_options *o, const char *path, const char (*ke
 int parity_main_verify(int argc, char **argv)
 {
     static const assay_extra_option extra[] = {
-        {"key", "FILE.pub...", "a public key to trust; may stand several times (default: one's own)"},
+        {"key", "FILE.pub...", "a public key to trust; may be repeated (default: one's own)"},
         {"so", "FILE", "the certified library or program: its hash has to be the certificate's"},
         {"same_sources", NULL, "refuse what a judge of other sources than this program's made"},
         {NULL, NULL, NULL}};
@@ -379,7 +379,7 @@ int parity_main_gate(int argc, char **argv)
         {"any_shape", NULL,
          "also take one whose description leaves out sizes, beside empty tensors, or values of attributes"},
         {"same_sources", NULL, "made by a judge of this program's sources, not only of its version"},
-        {"key", "FILE.pub...", "a public key to trust; may stand several times (default: one's own)"},
+        {"key", "FILE.pub...", "a public key to trust; may be repeated (default: one's own)"},
         {NULL, NULL, NULL}};
     static verify_options o;
     int code = 2;

@@ -72,6 +72,7 @@ static assay_status explain_layout(const char *text, const char *model, const ch
     assay_grid g;
     char canonical[ASSAY_LAYOUT_TEXT];
     ASSAY_TRY(assay_layout_parse(text, &p));
+    ASSAY_TRY(assay_layout_check_supported(&p));
     ASSAY_TRY(assay_grid_make(&p, &g));
     assay_layout_format(&p, canonical);
     if (svg[0] != '\0') {

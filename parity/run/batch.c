@@ -60,10 +60,10 @@ int parity_main_batch(int argc, char **argv)
     assay_status st = assay_options_parse(
         argc, argv,
         "Makes a batch file of optimizer steps from text, for assay step, run and bench.\vExamples:\n"
-        "  assay batch --data TEXTS --seq-length 64 --global-batch-size 8 --train-iters 100 --out "
-        "b.safetensors\n"
-        "  assay batch --data a.txt --tokenizer tokenizer.json --model DIR --seq-length 128 --out "
-        "b.safetensors\n",
+        "  assay batch --data TEXTS --seq-length 64 --global-batch-size 8 \\\n"
+        "              --train-iters 100 --out b.safetensors\n"
+        "  assay batch --data a.txt --tokenizer tokenizer.json --model DIR \\\n"
+        "              --seq-length 128 --out b.safetensors\n",
         "", NULL, 0, extra, on_option, &o);
     if (st == ASSAY_OK)
         st = make(&o);

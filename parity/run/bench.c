@@ -23,7 +23,7 @@ static const assay_extra_option EXTRA[] = {
     {"engine", "auto|gpu|sim", "which engine (auto: the GPU where one answers, else the simulator)"},
     {"engine_program", "PATH", "use this engine program"},
     {"case", "NAME", "model, data and training options of this case"},
-    {"warmup", "N", "steps before the measured ones (default 2)"},
+    {"warmup", "N", "steps before the measured ones, at least 1 (default 2)"},
     {"steps", "N", "steps measured without events, and as many with (default 10)"},
     {"microbatches", "N", "of data that is drawn: microbatches of a step (default 1)"},
     {"micro_batch_size", "N", "of data that is drawn: sequences of a microbatch (default 1)"},
@@ -270,7 +270,7 @@ int parity_main_bench(int argc, char **argv)
                             "Times of a training step and of every operation in it, beside a large product "
                             "and a copy measured in the same "
                             "process.  Precision is bf16 unless --precision says fp32.\vExamples:\n"
-                            "  assay bench --model DIR                     tokens are drawn\n"
+                            "  assay bench --model DIR  # tokens are drawn\n"
                             "  assay bench --model DIR --batch FILE --layout tp2,sp --variant attention=k0\n"
                             "  assay bench --case qwen3_moe --layout ep2,dp2 --instances\n"
                             "  assay bench --model DIR --batch FILE --beside torch-compiled.json\n",

@@ -209,14 +209,6 @@ static assay_status on_option(void *user, const char *name, const char *text)
 /* What the verb decides itself, and what the reference cannot repeat. */
 static assay_status check_options(const bisect_options *s, const assay_train_options *o)
 {
-    static const char *const names[] = {
-        "out",     "trace",      "trace_hash_only",   "load",         "save", "save_after", "save_interval",
-        "metrics", "substitute", "substitute_values", "log_interval", NULL};
-    for (int i = 0; names[i] != NULL; i++)
-        ASSAY_CHECK(
-            !assay_train_option_given(o, names[i]), ASSAY_INVALID_ARGUMENT,
-            "--%s: has no meaning here: the runs of a bisection write their own traces and nothing else",
-            names[i]);
     ASSAY_CHECK(!o->tp_comm_overlap && !o->async_tensor_model_parallel_allreduce &&
                     !o->moe_shared_expert_overlap && !o->moe_alltoall_halves,
                 ASSAY_INVALID_ARGUMENT,
@@ -313,7 +305,11 @@ done:
 int parity_main_bisect(int argc, char **argv)
 {
     static const assay_extra_option extra[] = {
-        PARITY_STEP_OPTION_ROWS,
+        {"engine", "gpu|sim|auto",
+         "whom to look at (default auto: the GPU where one answers, else the simulator)"},
+        {"engine_program", "PATH", "use this engine program"},
+        {"precision", "fp32|bf16", "of the engine (default fp32)"},
+        {"timeout", "SECONDS", "time limit of one run (default none)"},
         {"target", "NAME",
          "the tensor that has to agree, may hold wildcards (default: all that the whole check compares)"},
         {"against", "DIR",
@@ -339,10 +335,11 @@ int parity_main_bisect(int argc, char **argv)
         "line but one is the smallest such set.  Exit code: 0 no mismatch, 1 a mismatch, 2 it could not be "
         "judged.\vExamples:\n"
         "  assay bisect --model DIR --batch FILE --layout tp2,sp --precision bf16\n"
-        "  assay bisect --model DIR --batch FILE --target 'decoder.layers.0.*.main_grad'\n"
+        "  assay bisect --model DIR --batch FILE \\\n"
+        "               --target 'decoder.layers.0.*.main_grad'\n"
         "  assay bisect --model DIR --batch FILE --layout tp2,sp --against-layout dp2\n"
         "  assay bisect --model DIR --batch FILE --against TRACE\n",
-        "", &o, ASSAY_FOR_STEP, extra, on_option, &s);
+        "", &o, ASSAY_FOR_BISECT, extra, on_option, &s);
     if (st == ASSAY_OK)
         st = parity_step_precision(&s.step, &o);
     if (st == ASSAY_OK)

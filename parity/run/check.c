@@ -268,8 +268,8 @@ int parity_main_check(int argc, char **argv)
     check_options o = {.json = false};
     int code = 2;
     assay_status st = assay_options_parse(argc, argv,
-                                          "Judges a recorded run of another framework (pip install ./golden "
-                                          "records one in three lines) against the "
+                                          "Judges a recorded run of another framework (three lines of "
+                                          "golden/assay_trace record one; pip install ./golden) against the "
                                           "model it says it trains: its configuration, its weights, what its "
                                           "operations were called with, each of them "
                                           "computed again, and all tensors beside the reference's on the "

@@ -437,7 +437,7 @@ int parity_main_ckpt(int argc, char **argv)
         {"ignore_missing_keys", "PATTERN,...", "verify: tensors that may be missing, as in 'lm_head.*'"},
         {"ignore_unexpected_keys", "PATTERN,...", "verify: tensors that may be there beside the model's"},
         {"ignore_mismatched_keys", "PATTERN,...", "verify: tensors of another shape or type"},
-        {"max_shard_size", "N", "bytes of the tensors of one file of what is made"},
+        {"max_shard_size", "N", "most bytes of tensors in one file of what is made (default 5 GB)"},
         {"weights", "WHICH",
          "convert: the weights alone, as the products read them (model) or their masters in their place "
          "(masters); default: model, of a PaddleNLP folder all of it"},
@@ -449,13 +449,17 @@ int parity_main_ckpt(int argc, char **argv)
     parity_weights_options_init(&o.tools);
     assay_status st = assay_options_parse(
         argc, argv,
-        "Works on checkpoints and model folders (docs/CHECKPOINT.md).\vExamples:\n"
+        "Works on checkpoints and model folders (docs/CHECKPOINT.md).  inspect, verify, diff and reshard "
+        "take "
+        "checkpoints; convert, merge and lora-merge take model folders, and a checkpoint is one; lora-merge "
+        "and "
+        "lora-save take an adapter's folder.  PaddleNLP's folders: docs/PADDLE.md.\vExamples:\n"
         "  assay ckpt inspect RUN/iter_0000100 --tensors\n"
-        "  assay ckpt verify RUN/iter_0000100     which file or tensor is wrong; exit code 1\n"
-        "  assay ckpt diff A B                    exit code 1 where they differ\n"
+        "  assay ckpt verify RUN/iter_0000100     # exit code 1: it names what is wrong\n"
+        "  assay ckpt diff A B                    # exit code 1 where they differ\n"
         "  assay ckpt reshard A B --max-shard-size 1000000000\n"
-        "  assay ckpt convert A B                 weights alone, a folder for transformers\n"
-        "  assay ckpt convert FP8 B --dtype bf16  a model folder in another type\n"
+        "  assay ckpt convert A B                 # weights alone, for transformers\n"
+        "  assay ckpt convert FP8 B --dtype bf16  # a model folder in another type\n"
         "  assay ckpt convert MODEL FP8 --dtype fp8 --weight-block-size 128,128\n"
         "  assay ckpt merge A B OUT --weight 0.7,0.3\n"
         "  assay ckpt merge A B OUT --method ties --base BASE --density 0.5\n"

@@ -92,7 +92,8 @@ int parity_main_diff(int argc, char **argv)
         {"noise", "auto|fp32|bf16",
          "accept what rounding explains: from perturbed runs of the reference with --model, else from the "
          "dtype and the lengths of sums"},
-        {"model", "DIR", "Hugging Face folder, for names and with --noise for the reference"},
+        {"model", "DIR",
+         "Hugging Face folder, for names, and with --noise and a trace of Hugging Face's for the reference"},
         {"map", "FILE", "more rows of names (assay map)"},
         {"json", NULL, "print every tensor's numbers as JSON"},
         {NULL, NULL, NULL}};
@@ -106,10 +107,11 @@ int parity_main_diff(int argc, char **argv)
             "both "
             "hold.  Hugging Face's names, axes and split projections are laid beside ours (assay map).\v"
             "Examples:\n"
-            "  assay diff yesterday today                  bit for bit\n"
-            "  assay diff --tolerance 1e-3 ref tp2         another engine or layout\n"
-            "  assay diff --noise auto ref huggingface     another framework\n"
-            "  assay diff --tolerance 1e-4 ref.safetensors sim.safetensors   what --out holds\n",
+            "  assay diff yesterday today               # bit for bit\n"
+            "  assay diff --tolerance 1e-3 ref tp2      # another engine or layout\n"
+            "  assay diff --noise auto ref huggingface  # another framework\n"
+            "  # two files of assay step --out\n"
+            "  assay diff --tolerance 1e-4 ref.safetensors sim.safetensors\n",
             "TRACE_A TRACE_B", NULL, 0, extra, on_option, &o) != ASSAY_OK)
         return fail("assay diff");
     if (o.n_paths != 2) {
@@ -231,7 +233,7 @@ int parity_main_replay(int argc, char **argv)
     if (assay_options_parse(
             argc, argv,
             "Recomputes every recorded operation from its recorded inputs in double precision, with a "
-            "running error bound for each element.\vExample:\n"
+            "running error bound for each element.\vExamples:\n"
             "  assay replay --out results.jsonl trace\n"
             "  assay replay --suggest trace\n",
             "TRACE", NULL, 0, extra, on_option, &o) != ASSAY_OK)

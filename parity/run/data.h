@@ -18,7 +18,7 @@ typedef struct parity_data_options {
 
 #define PARITY_DATA_OPTION_ROWS                                                                              \
     {"data", "PATH...",                                                                                      \
-     "text file, folder of text files, or PREFIX of a Megatron-LM indexed dataset (again for more)"},        \
+     "text file, folder of text files, or PREFIX of a Megatron-LM indexed dataset; may be repeated"},        \
         {"tokenizer", "bytes|FILE", "bytes (default), or a tokenizer.json of Hugging Face (docs/TRAIN.md)"}, \
         {"eod_token", "TOKEN",                                                                               \
          "added token that ends a document (default: <|endoftext|>, <|end_of_text|> or </s>)"},              \

@@ -59,8 +59,14 @@ assay_status parity_check_optimizer_options(const assay_train_options *o, const 
 static void warn_idle(const char *program, const assay_train_options *o, const char *name, bool idle,
                       const char *why)
 {
-    if (idle && assay_train_option_given(o, name))
-        fprintf(stderr, "%s: warning: --%s changes nothing: %s\n", program, name, why);
+    char spelling[64];
+    if (!idle || !assay_train_option_given(o, name))
+        return;
+    snprintf(spelling, sizeof spelling, "%s", name);
+    for (char *c = spelling; *c != '\0'; c++)
+        if (*c == '_')
+            *c = '-'; /* as --help lists it */
+    fprintf(stderr, "%s: warning: --%s changes nothing: %s\n", program, spelling, why);
 }
 
 assay_status parity_warn_idle_options(const char *program, const assay_train_options *o)
@@ -87,6 +93,7 @@ assay_status parity_warn_idle_options(const char *program, const assay_train_opt
     warn_idle(program, o, "overlap_grad_reduce", o->overlap_grad_reduce && dp1,
               "the layout has no dp and no cp");
     warn_idle(program, o, "min_lr", constant, "lr_decay_style is constant");
+    warn_idle(program, o, "lr_decay_iters", constant, "lr_decay_style is constant");
     warn_idle(program, o, "lr_wsd_decay_iters", o->lr_decay_style != ASSAY_LR_WSD,
               "lr_decay_style is not WSD");
     warn_idle(program, o, "lr_wsd_decay_style", o->lr_decay_style != ASSAY_LR_WSD,

@@ -89,14 +89,15 @@ static void describe(void *user, const assay_program_text *t)
     int shared = 0;
     for (int i = 0; i < t->n_options; i++) {
         const assay_option_view *o = &t->options[i];
-        shared += o->group != NULL && o->group[0] != '\0';
-        if (o->group != NULL && o->group[0] == '\0')
+        const bool own = o->group != NULL && (o->group[0] == '\0' || o->own_text);
+        shared += o->group != NULL && !own;
+        if (own)
             put_option(f, o->name, o->argument, o->optional, o->help);
     }
     if (shared > 0)
         fputs(".PP\nOptions of a run that it takes:\n", f);
     for (int i = 0, left = shared; i < t->n_options; i++)
-        if (t->options[i].group != NULL && t->options[i].group[0] != '\0') {
+        if (t->options[i].group != NULL && t->options[i].group[0] != '\0' && !t->options[i].own_text) {
             put_name(f, t->options[i].name, NULL, false);
             fputs(--left > 0 ? ",\n" : ".\n", f);
         }

@@ -386,10 +386,10 @@ int parity_main_run(int argc, char **argv)
     assay_status st = assay_options_parse(
         argc, argv,
         "Parity of the engine with the reference over a matrix of layouts.\vExamples:\n"
-        "  assay run                                   the default matrix\n"
+        "  assay run                             # the default matrix\n"
         "  assay run --case qwen3_moe --layout tp2,sp,ep2,dp2 --check local\n"
-        "  assay run --model DIR --batch FILE          a folder and a batch file of your own\n"
-        "  assay run --shard 1/4 --report part1        a quarter; join with: assay report merge part1 ...\n",
+        "  assay run --model DIR --batch FILE    # your own folder and batch file\n"
+        "  assay run --shard 1/4 --report part1  # a quarter (assay report merge)\n",
         "[CASE.json ...]", &given, ASSAY_FOR_RUN, parity_run_option_list, parity_run_option, &s->o);
     if (st == ASSAY_OK)
         st = run(s, &given);

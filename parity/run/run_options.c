@@ -25,7 +25,7 @@ const assay_extra_option parity_run_option_list[] = {
     {"timeout", "SECONDS", "time limit of one engine run (default 600)"},
     {"fail_fast", NULL, "stop at the first task that does not pass; the others are skipped"},
     {"keep", NULL, "keep traces and checkpoints of passed tasks"},
-    {"quiet", NULL, "no progress"},
+    {"quiet", NULL, "print no progress"},
     {NULL, NULL, NULL}};
 
 static assay_status parse_shard(parity_run_options *o, const char *text)

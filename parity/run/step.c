@@ -179,10 +179,14 @@ int parity_main_step(int argc, char **argv)
     assay_status st = assay_options_parse(
         argc, argv,
         "One forward and backward pass ([b,s] batches) or optimizer steps ([steps,microbatches,b,s] "
-        "batches) of a Hugging Face model; results go to one safetensors file.\vExamples:\n"
+        "batches) of a model folder; results go to one safetensors file.  --model, --batch and --out are "
+        "required.\vExamples:\n"
         "  assay step --engine ref --model DIR --batch FILE --out ref.safetensors\n"
-        "  assay step --model DIR --batch FILE --out out.safetensors --layout tp2,sp --trace trace\n"
-        "  assay step --model DIR --batch FILE --out out.safetensors --lr 1e-3 --save checkpoint\n",
+        "  assay step --model DIR --batch FILE --out out.safetensors --layout tp2,sp \\\n"
+        "             --trace trace\n"
+        "  # STEPS: a batch file of optimizer steps, as assay batch makes it\n"
+        "  assay step --model DIR --batch STEPS --out out.safetensors --lr 1e-3 \\\n"
+        "             --save checkpoint\n",
         "", &o, ASSAY_FOR_STEP, EXTRA, parity_step_option, &s);
     if (st == ASSAY_OK)
         st = parity_step_precision(&s, &o);

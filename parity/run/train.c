@@ -255,12 +255,14 @@ int parity_main_train(int argc, char **argv)
         st = assay_options_parse(
             argc, argv,
             "Trains a model on text or a batch file, by either engine.\vExamples:\n"
-            "  assay train --config config.json --data TEXTS --seq-length 64 --global-batch-size 8 "
-            "--train-iters 200 --save RUN\n"
-            "  assay train --model DIR --data TEXTS --tokenizer tokenizer.json --seq-length 128 "
-            "--train-iters 1000 \\\n"
-            "              --save RUN --save-interval 100 --layout tp2,dp2 --export TRAINED\n"
-            "  assay train ... --save RUN --load RUN       goes on behind the last checkpoint of RUN\n",
+            "  assay train --config config.json --data TEXTS --seq-length 64 \\\n"
+            "              --global-batch-size 8 --train-iters 200 --save RUN\n"
+            "  assay train --model DIR --data TEXTS --tokenizer tokenizer.json \\\n"
+            "              --seq-length 128 --train-iters 1000 --layout tp2,dp2 \\\n"
+            "              --save RUN --save-interval 100 --export TRAINED\n"
+            "  # the first again, behind its last checkpoint, up to step 400\n"
+            "  assay train --config config.json --data TEXTS --seq-length 64 \\\n"
+            "              --global-batch-size 8 --train-iters 400 --save RUN --load RUN\n",
             "", &t->options, ASSAY_FOR_TRAIN, extra, on_option, t);
         if (st == ASSAY_OK)
             st = run_in_folder(t);

@@ -52,9 +52,9 @@ typedef struct parity_weights_options {
         {"lambda", "X", "merge: factor of the merged difference (default 1)"},                               \
         {"normalize", "true|false", "merge: divide by the sum of weights (default: linear and ties do)"},    \
         {"majority_sign_method", "total|frequency", "merge: how ties elects a sign (default total)"},        \
-        {"merge_seed", "N", "merge: of what dare drops (default 0)"},                                        \
-        {"include", "PATTERN...", "merge, convert: only these tensors; may be given again"},                 \
-        {"exclude", "PATTERN...", "merge, convert: without these tensors; may be given again"},              \
+        {"merge_seed", "N", "merge: seed of what dare drops (default 0)"},                                   \
+        {"include", "PATTERN...", "merge, convert: only these tensors; may be repeated"},                    \
+        {"exclude", "PATTERN...", "merge, convert: without these tensors; may be repeated"},                 \
         {"dtype", "TYPE",                                                                                    \
          "merge, lora-merge, lora-save, convert of a model folder: fp64, fp32, bf16 or fp16; fp8 (not of "   \
          "lora-save): the linear layers"},                                                                   \

@@ -46,6 +46,43 @@ Test(core_options, every_row_is_well_formed)
     cr_expect_geq(rows, 40, "the table is cut short: %d rows", rows);
 }
 
+/* "... (default X)", "... (default X; ...", "X (default), ...": X is what assay_train_options_default sets; and a default that is not 0
+ * is said.  Those of `layout`, `precision` and `seed` are of the verb or the case. */
+Test(core_options, help_tells_the_default)
+{
+    const assay_train_options o = defaults();
+    int told = 0;
+    for (const assay_option_row *row = assay_train_option_table(); row->name != NULL; row++) {
+        const char *member = (const char *)&o + row->offset, *at = strstr(row->help, "(default");
+        char text[64];
+        bool zero = true;
+        for (size_t i = 0; i < row->size; i++)
+            zero = zero && member[i] == 0;
+        const bool verbs = strcmp(row->name, "layout") == 0 || strcmp(row->name, "precision") == 0 ||
+                           strcmp(row->name, "seed") == 0;
+        cr_expect(at != NULL || zero || verbs, "%s: the default is not in: %s", row->name, row->help);
+        if (at == NULL)
+            continue;
+        if (at[8] == ' ') {
+            snprintf(text, sizeof text, "%.*s", (int)strcspn(at + 9, "):;,"), at + 9);
+        } else {
+            const char *end = at - 1, *begin = end;
+            while (begin > row->help && begin[-1] != ' ')
+                begin--;
+            snprintf(text, sizeof text, "%.*s", (int)(end - begin), begin);
+        }
+        assay_train_options set = o;
+        memset((char *)&set + row->offset, 0xa5, row->size);
+        if (row->type == ASSAY_OPT_STRING)
+            memset((char *)&set + row->offset, 0, row->size);
+        expect_ok(assay_train_option_set(&set, row->name, text));
+        cr_expect_eq(memcmp((const char *)&set + row->offset, member, row->size), 0, "%s: %s", row->name,
+                     row->help);
+        told++;
+    }
+    cr_expect_geq(told, 20, "%d defaults", told);
+}
+
 Test(core_options, set_takes_both_spellings_and_every_type)
 {
     assay_train_options o = defaults();

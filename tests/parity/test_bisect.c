@@ -530,9 +530,9 @@ Test(bisect, refusals_name_the_option)
 {
     static const struct {
         const char *more, *words;
-    } list[] = {{"--trace x", "--trace: has no meaning here"},
-                {"--load x", "--load: has no meaning here"},
-                {"--substitute x", "--substitute: has no meaning here"},
+    } list[] = {{"--trace x", "'--trace': the option has no meaning here"},
+                {"--load x", "'--load': the option has no meaning here"},
+                {"--substitute x", "'--substitute': the option has no meaning here"},
                 {"--engine ref", "--engine: expected gpu, sim or auto"},
                 {"--runs 3", "--runs"},
                 {"--keep /tmp", "--keep /tmp: expected a new folder"},

@@ -159,6 +159,9 @@ Test(cli_verbs, layout_shows_what_each_rank_holds)
     cr_expect(strstr(r.out, "[28:56+84:112, 0:64]") != NULL, "[gate; up] of rank 1 is two segments\n%s",
               r.out);
     cli_free(&r);
+    r = cli_run("layout cp129");
+    cli_expect_refusal(&r, "cp129", (const char *const[]){"cp129", "at most cp128", NULL});
+    cli_free(&r);
     r = cli_run("layout tp3 --model " MODELS "llama");
     cli_expect_refusal(&r, "tp3", (const char *const[]){"tp3", "4 attention heads", NULL});
     cli_free(&r);
@@ -175,6 +178,31 @@ Test(cli_verbs, help_has_examples)
         const char *examples = strstr(r.out, "Example");
         snprintf(wanted, sizeof wanted, "\n  assay %s ", with[i]);
         cr_expect(examples != NULL && strstr(examples, wanted) != NULL, "%s: %s", with[i], r.out);
+        cli_free(&r);
+    }
+}
+
+/* An example is pasted as it stands: argp breaks a long line without a word, and what is no command begins with '#'. */
+Test(cli_verbs, examples_can_be_pasted)
+{
+    static const char *const with[] = {"batch",  "bench", "bisect", "certify", "check", "ckpt", "diff",
+                                       "layout", "map",   "replay", "report",  "run",   "step", "train"};
+    for (size_t i = 0; i < sizeof with / sizeof *with; i++) {
+        cli_result r = cli_run("%s --help", with[i]);
+        char command[40];
+        const int n = snprintf(command, sizeof command, "  assay %s ", with[i]);
+        const char *line = strstr(r.out, "\nExample");
+        bool goes_on = false;
+        cr_assert_not_null(line, "%s", with[i]);
+        for (line = strchr(line + 1, '\n') + 1; line[0] == ' '; line += strcspn(line, "\n") + 1) {
+            const size_t length = strcspn(line, "\n");
+            const bool comment = strncmp(line, "  # ", 4) == 0;
+            cr_expect(goes_on ? strncmp(line, "      ", 6) == 0
+                              : comment || strncmp(line, command, (size_t)n) == 0,
+                      "%s: %.*s", with[i], (int)length, line);
+            goes_on = !comment && line[length - 1] == '\\';
+        }
+        cr_expect(!goes_on && (line[0] == '\0' || line[0] == '\n'), "%s: %.80s", with[i], line);
         cli_free(&r);
     }
 }

@@ -326,11 +326,12 @@ Test(step_input, options_without_effect_are_refused)
 Test(step_input, options_that_change_nothing_are_said)
 {
     static const char *const rows[][2] = {
-        {"--tp-comm-overlap", "--tp_comm_overlap changes nothing: the layout has no tp"},
-        {"--overlap-grad-reduce", "--overlap_grad_reduce changes nothing: the layout has no dp and no cp"},
-        {"--layout tp2 --tp-comm-overlap --trace t", "--tp_comm_overlap changes nothing: a run with a trace"},
+        {"--tp-comm-overlap", "--tp-comm-overlap changes nothing: the layout has no tp"},
+        {"--overlap-grad-reduce", "--overlap-grad-reduce changes nothing: the layout has no dp and no cp"},
+        {"--layout tp2 --tp-comm-overlap --trace t", "--tp-comm-overlap changes nothing: a run with a trace"},
         {"--lr 1 --lr 2", "--lr 2 replaces --lr 1 before it"},
-        {"--lr 1 --min-lr 0.1", "--min_lr changes nothing: lr_decay_style is constant"},
+        {"--lr 1 --min-lr 0.1", "--min-lr changes nothing: lr_decay_style is constant"},
+        {"--lr_decay_iters 9", "--lr-decay-iters changes nothing: lr_decay_style is constant"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         cli_result r = cli_run("step --engine sim %s --model " MODELS "llama --batch " MODELS
