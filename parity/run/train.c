@@ -212,12 +212,16 @@ static assay_status run(train *t)
         o->log_interval = DEFAULT_LOG_INTERVAL;
     ASSAY_TRY(parity_step_precision(&t->step, o));
     ASSAY_TRY(assay_train_options_check(o));
+    const bool fresh = o->save[0] != '\0' && !exists(o->save);
     if (o->save[0] != '\0')
         ASSAY_TRY(assay_mkdir_p(o->save));
     if (ref)
         assay_stop_catch();
     const double begin = assay_monotonic_s();
-    ASSAY_TRY(parity_step_run(&t->step, o, "assay train"));
+    const assay_status ran = parity_step_run(&t->step, o, "assay train");
+    if (ran != ASSAY_OK && fresh)
+        (void)rmdir(o->save); /* as the refused run found it; one that trained has left something in it */
+    ASSAY_TRY(ran);
     const double seconds = assay_monotonic_s() - begin;
     if (t->export[0] != '\0') {
         const assay_status st = parity_train_export(t->export, o->out, o->model, t->data.tokenizer);

@@ -146,6 +146,19 @@ Test(train, another_run_is_not_gone_on_with)
     snprintf(line, sizeof line, "--engine sim --draw-weights 1 --model %s " STEPS "--train-iters 3 --load %s",
              MODELS "qwen3", cli_file("a"));
     train_refused(line, "error: ");
+    /* what was refused leaves nothing: the command with what it asks for is not refused for that */
+    for (int again = 0; again < 2; again++) {
+        snprintf(line, sizeof line,
+                 "--engine sim --layout dp2 --config %s " STEPS
+                 "--train-iters 3 --lr 1e-4 --load %s --save %s %s",
+                 config, cli_file("a"), cli_file("new"), again ? "--override-checkpoint-args" : "");
+        if (again == 0)
+            train_refused(line, "--override-checkpoint-args");
+        cr_expect(!cli_exists(cli_file("new")));
+    }
+    char whole[CLI_LINE + 8];
+    snprintf(whole, sizeof whole, "train %s", line);
+    expect_ok(whole);
 }
 
 /* What a run needs lies in TMPDIR, however long its path is, and is gone behind it. */
