@@ -226,13 +226,15 @@ static bool piece_is_bad(const assay_shard *s, const unsigned char *bad)
 static void note_ranks(diff *d, const diff_pair *p, const unsigned char *bad)
 {
     const parity_entry *of[2] = {p->e, p->o};
+    const bool local = p->o != NULL && !(parity_entry_assembles(p->e) && parity_entry_assembles(p->o));
     for (int k = 0; k < 2; k++)
         for (int64_t i = 0; of[k] != NULL && i < of[k]->n; i++) {
             const assay_trace_tensor *t = of[k]->pieces[i].record;
             char key[16];
             snprintf(key, sizeof key, "%d", t->rank);
             if (t->rank < 0 || t->rank >= ASSAY_MAX_WORLD || json_object_get(d->first_of_rank, key) != NULL ||
-                !piece_is_bad(&t->shard, t->kind == ASSAY_PIECE_SHARD ? bad : NULL))
+                !(local && bad != NULL ? bad[i] != 0
+                                       : piece_is_bad(&t->shard, t->kind == ASSAY_PIECE_SHARD ? bad : NULL)))
                 continue;
             json_object_set_new(d->first_of_rank, key, json_string(p->e->name));
         }

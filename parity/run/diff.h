@@ -35,7 +35,7 @@ typedef struct diff_compare {
 } diff_compare;
 
 /* diff_compare.c: verdict, message, diagnosis in *r; bad (NULL, or the caller's to free): of every element of the global tensor,
- * in the walked trace's order where nothing was permuted. */
+ * in the walked trace's order where nothing was permuted; of local ones that of diff_compare_local. */
 assay_status diff_compare_pair(const diff_compare *d, const diff_pair *p, parity_result *r,
                                diff_statistics *statistics, unsigned char **bad);
 
@@ -44,9 +44,10 @@ assay_status diff_compare_globals(const diff_compare *d, const diff_pair *p, con
                                   const parity_global *b, parity_result *r, diff_statistics *statistics,
                                   unsigned char **bad);
 
-/* diff_local.c: tensors that mean something on their rank alone, of two runs that are alike: rank by rank. */
+/* diff_local.c: tensors that mean something on their rank alone, of two runs that are alike: rank by rank.  *bad, the caller's to
+ * free: of every piece, whether it fails. */
 assay_status diff_compare_local(const diff_compare *d, const diff_pair *p, parity_result *r,
-                                diff_statistics *statistics);
+                                diff_statistics *statistics, unsigned char **bad);
 
 /* diff_loss.c: what a recorded loss is multiplied by to be the mean over its targets, by the reduction of the cross entropy that
  * made it: 1, or 1 / targets of a sum; 0: there is a loss for every target.  *targets: how many these are, 0 where they are not recorded, or where

@@ -313,7 +313,12 @@ assay_status diff_compare_pair(const diff_compare *d, const diff_pair *p, parity
         return ASSAY_OK;
     }
     if (!parity_entry_assembles(p->e) || !parity_entry_assembles(p->o)) {
-        st = diff_compare_local(d, p, r, statistics);
+        unsigned char *fails = NULL;
+        st = diff_compare_local(d, p, r, statistics, &fails);
+        if (bad != NULL)
+            *bad = fails;
+        else
+            free(fails);
         goto done;
     }
     ASSAY_TRY_GOTO(parity_entry_assemble(d->walked, p->e, &walked, r), st, done);

@@ -50,7 +50,7 @@ done:
 }
 
 assay_status diff_compare_local(const diff_compare *d, const diff_pair *p, parity_result *r,
-                                diff_statistics *statistics)
+                                diff_statistics *statistics, unsigned char **bad)
 {
     /* the reference has no ranks: what the dtype explains */
     parity_noise plain = {0};
@@ -67,16 +67,24 @@ assay_status diff_compare_local(const diff_compare *d, const diff_pair *p, parit
                            (long long)n[p->walked_is_second], (long long)n[!p->walked_is_second]);
         return ASSAY_OK;
     }
-    for (int64_t i = 0; i < p->e->n && r->verdict == PARITY_PASS; i++) {
-        char message[PARITY_TEXT];
-        diff_statistics one = {0};
-        ASSAY_TRY(compare_piece(&own, p, i, r, &one));
-        if (i == 0 || one.max > statistics->max || r->verdict != PARITY_PASS)
-            *statistics = one;
-        if (r->verdict == PARITY_PASS)
+    unsigned char *fails = calloc((size_t)p->e->n + 1, 1);
+    assay_status st = ASSAY_OK;
+    ASSAY_CHECK(fails != NULL, ASSAY_OUT_OF_MEMORY, "%lld pieces", (long long)p->e->n);
+    for (int64_t i = 0; i < p->e->n && st == ASSAY_OK; i++) {
+        parity_result one;
+        diff_statistics far = {0};
+        parity_result_init(&one);
+        st = compare_piece(&own, p, i, &one, &far);
+        fails[i] = one.verdict == PARITY_FAIL;
+        if (i == 0 || far.max > statistics->max)
+            *statistics = far;
+        if (one.verdict == PARITY_PASS || r->verdict == PARITY_FAIL ||
+            (r->verdict == PARITY_SKIP && one.verdict == PARITY_SKIP))
             continue;
-        snprintf(message, sizeof message, "rank %d: %s", p->e->pieces[i].record->rank, r->message);
-        snprintf(r->message, sizeof r->message, "%s", message);
+        *r = one;
+        snprintf(r->message, sizeof r->message, "rank %d: %.*s", p->e->pieces[i].record->rank,
+                 (int)sizeof r->message - 32, one.message);
     }
-    return ASSAY_OK;
+    *bad = fails;
+    return st;
 }

@@ -75,6 +75,28 @@ Test(parity_diff_local, alike_runs_hold_the_same_on_each_rank)
     remove_path(a);
 }
 
+/* A rank whose own agrees has no first difference there. */
+Test(parity_diff_local, the_ranks_that_differ_are_named)
+{
+    static const float both[2] = {7.5f, 9.5f}, first[2] = {7.5f, 9};
+    static const struct {
+        const float *values;
+        const char *says, *not ;
+    } rows[] = {{WRONG, "    rank 1: ", "first difference in counts"},
+                {first, "    rank 0: ", "first difference in counts"},
+                {both, "  rank 1: first difference in counts", "no difference"}};
+    char a[256], b[256], text[8192];
+    write_ranks(a, "tp2", "counts", RIGHT, ASSAY_PIECE_LOCAL);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        write_ranks(b, "tp2", "counts", rows[i].values, ASSAY_PIECE_LOCAL);
+        cr_expect_eq(diff_text(a, b, &BITS, text), 1, "row %zu: %s", i, text);
+        cr_expect(strstr(text, rows[i].says) != NULL && strstr(text, rows[i].not ) == NULL, "row %zu: %s", i,
+                  text);
+        remove_path(b);
+    }
+    remove_path(a);
+}
+
 /* Memory that nobody wrote yet is recorded as it is: a pattern of NaNs, the same in both runs. */
 Test(parity_diff_local, the_same_bits_are_the_same)
 {
