@@ -223,6 +223,8 @@ assay_status certify_engine(const certify_options *o, const char *work, certify_
     (void)list_operations(o->operation, results);
     ASSAY_TRY_GOTO(assay_sha256_file(e.program, sha), st, done);
     ASSAY_TRY_GOTO(parity_engine_operations(&e, &operations), st, done);
+    const engine_trial all = {.operations = operations, .o = o, .e = &e, .results = results, .n = *n};
+    ASSAY_TRY_GOTO(engine_check_variant(&all), st, done);
     certify_probe probe;
     ASSAY_TRY_GOTO(probe_run(o, work, PROBE_STRIDE, &probe), st, done);
     certify_plan plan = {.op = *n == 1 ? results[0].op->name : NULL, .seeds = o->seeds};
@@ -237,7 +239,6 @@ assay_status certify_engine(const certify_options *o, const char *work, certify_
                               .n = *n};
         ASSAY_TRY_GOTO(ask(&t[d], &plan), st, done);
     }
-    ASSAY_TRY_GOTO(engine_check_variant(&t[0]), st, done);
     /* on a device the runs would wait for each other, and count as slow */
     const pid_t ahead = strcmp(e.name, "sim") == 0 ? engine_run_ahead(&t[1]) : -1;
     st = try_dtype(&t[0], sha, &probe);

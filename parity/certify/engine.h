@@ -25,6 +25,8 @@ assay_status engine_answer(const engine_trial *t, const char *asked, const char 
                            const char *const *more, double limit);
 certify_result *engine_result_of(const engine_trial *t, const char *op);
 
+/* What the engine says of an operation's variants, from k0 on; NULL: it has none. */
+const json_t *engine_variants_of(const engine_trial *t, const char *op);
 /* Whether a library chooses the algorithm of this variant, by shapes and alignment. */
 bool engine_by_library(const engine_trial *t, const char *op, int variant);
 

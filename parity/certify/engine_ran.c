@@ -54,20 +54,6 @@ assay_status engine_note_ran(const engine_trial *t, const assay_trace *answer)
     return ASSAY_OK;
 }
 
-/* The highest variant that the engine has of an operation. */
-static int top_variant(const engine_trial *t, const char *op)
-{
-    size_t i;
-    const json_t *row;
-    json_array_foreach(t->operations, i, row)
-    {
-        const char *name = json_string_value(json_object_get(row, "op"));
-        if (name != NULL && strcmp(name, op) == 0)
-            return (int)json_array_size(json_object_get(row, "variants")) - 1;
-    }
-    return 0;
-}
-
 assay_status engine_check_variant(const engine_trial *t)
 {
     const char *asked = t->o->variant;
@@ -78,8 +64,8 @@ assay_status engine_check_variant(const engine_trial *t)
     if (end == NULL || end == asked + 1 || *end != '\0')
         return ASSAY_OK; /* of families */
     for (int i = 0; i < t->n; i++) {
-        const int one = top_variant(t, t->results[i].op->name);
-        top = one > top ? one : top;
+        const int n = (int)json_array_size(engine_variants_of(t, t->results[i].op->name));
+        top = n - 1 > top ? n - 1 : top;
     }
     ASSAY_CHECK(number <= top, ASSAY_INVALID_ARGUMENT, "--variant %s: %s has k0 to k%d", asked,
                 t->n == 1 ? t->results[0].op->name : "the engine", top);

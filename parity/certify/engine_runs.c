@@ -15,17 +15,21 @@
 /* The garbage of outputs at the first two places (gpu/execute.c). */
 static const unsigned char garbage[] = {0xFF, 0x5A};
 
-bool engine_by_library(const engine_trial *t, const char *op, int variant)
+const json_t *engine_variants_of(const engine_trial *t, const char *op)
 {
     for (size_t i = 0; i < json_array_size(t->operations); i++) {
         const json_t *row = json_array_get(t->operations, i);
         const char *name = json_string_value(json_object_get(row, "op"));
-        if (name == NULL || strcmp(name, op) != 0)
-            continue;
-        const json_t *rung = json_array_get(json_object_get(row, "variants"), (size_t)variant);
-        return json_is_true(json_object_get(rung, "by_library"));
+        if (name != NULL && strcmp(name, op) == 0)
+            return json_object_get(row, "variants");
     }
-    return false;
+    return NULL;
+}
+
+bool engine_by_library(const engine_trial *t, const char *op, int variant)
+{
+    const json_t *rung = json_array_get(engine_variants_of(t, op), (size_t)variant);
+    return json_is_true(json_object_get(rung, "by_library"));
 }
 
 /* --- two answers ---------------------------------------------------------------------------------------------------- */
