@@ -188,6 +188,23 @@ Test(certify_engine, a_certificate_says_what_ran)
     json_decref(whole);
 }
 
+/* Some calls run a lower variant than the one that was asked for: the name does not say that all ran it. */
+Test(certify_engine, a_variant_is_what_calls_run_at_most)
+{
+    static const struct {
+        const char *variant, *name;
+    } rows[] = {{"", "assay engine add, fastest"},
+                {"--variant k0", "assay engine add, k0 "},
+                {"--variant k1", "assay engine add, at most k1 "},
+                {"--variant elementwise=k1", "assay engine add, at most elementwise=k1 "}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        cli_result r = cli_run("certify --seeds 1 --engine sim --operation add %s", rows[i].variant);
+        cli_expect_success(&r, rows[i].name);
+        cr_expect(strstr(r.out, rows[i].name) != NULL, "%s: %s", rows[i].name, r.out);
+        cli_free(&r);
+    }
+}
+
 /* Another variant's certificate would have its name. */
 Test(certify_engine, a_variant_that_is_not_there_is_refused)
 {
