@@ -264,21 +264,20 @@ assay_status parity_check_saved_after(const assay_trace *t, const char *checkpoi
                                       int64_t steps, const assay_model_spec *spec,
                                       const assay_train_options *options, parity_report *report);
 
-/* diff.c: two traces by assembled global tensors, in order of a's execution: first difference named.
- * tolerance < 0: bitwise; else relative to the largest magnitude of the tensor. */
 /* A line for every rank whose run ended before it was done. */
 bool parity_say_aborted(const assay_trace *t, FILE *out);
 typedef enum { PARITY_NOISE_NONE, PARITY_NOISE_AUTO, PARITY_NOISE_FP32, PARITY_NOISE_BF16 } parity_noise_mode;
 typedef struct parity_diff_options {
-    double tolerance;        /* < 0: bitwise */
+    double tolerance;        /* < 0: bitwise; else relative to the largest magnitude of the tensor */
     parity_noise_mode noise; /* in place of a tolerance: what rounding explains (parity/checks/noise.h) */
     const char *model;       /* folder, for names and for runs of the reference; NULL: none */
     const char *map;         /* a user's map file; NULL: none */
     bool json;
 } parity_diff_options;
+/* diff.c: two traces by assembled global tensors, and between alike runs by those of one rank, in order of execution: the first
+ * difference is named. */
 assay_status parity_diff_traces(const char *dir_a, const char *dir_b, const parity_diff_options *o, FILE *out,
                                 int *exit_code);
-assay_status parity_diff(const char *dir_a, const char *dir_b, double tolerance, FILE *out, int *exit_code);
 /* suggest.c: per kind of operation the tightest declared arithmetic under which every recorded element passes.  Exit code 1: one
  * has none. */
 assay_status parity_suggest(const char *dir, FILE *out, int *exit_code);

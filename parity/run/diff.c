@@ -634,9 +634,3 @@ done:
     assay_trace_close(s);
     return st;
 }
-
-assay_status parity_diff(const char *dir_a, const char *dir_b, double tolerance, FILE *out, int *exit_code)
-{
-    const parity_diff_options o = {.tolerance = tolerance};
-    return parity_diff_traces(dir_a, dir_b, &o, out, exit_code);
-}

@@ -3,18 +3,6 @@
 #include "core/files/tensorwriter.h"
 #include "tests/support/parity.h"
 
-static int diff_text(const char *a, const char *b, double tolerance, char text[8192])
-{
-    int code = -1;
-    FILE *out = tmpfile();
-    must(parity_diff(a, b, tolerance, out, &code));
-    rewind(out);
-    const size_t n = fread(text, 1, 8191, out);
-    text[n] = '\0';
-    fclose(out);
-    return code;
-}
-
 Test(parity_diff, finds_the_fault_planted_in_the_golden_trace)
 {
     char text[8192];

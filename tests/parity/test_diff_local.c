@@ -21,18 +21,6 @@ static void write_ranks(char dir[256], const char *layout, const char *local, co
     }
 }
 
-static int diff_text(const char *a, const char *b, const parity_diff_options *o, char text[8192])
-{
-    int code = -1;
-    FILE *out = tmpfile();
-    must(parity_diff_traces(a, b, o, out, &code));
-    rewind(out);
-    const size_t n = fread(text, 1, 8191, out);
-    text[n] = '\0';
-    fclose(out);
-    return code;
-}
-
 static const parity_diff_options BITS = {.tolerance = -1.0}, LOOSE = {.tolerance = 1e-1},
                                  NOISE = {.tolerance = -1.0, .noise = PARITY_NOISE_FP32};
 static const float RIGHT[2] = {7, 9}, WRONG[2] = {7, 9.5f}, CLOSE[2] = {7, 9.000001f},
@@ -67,9 +55,10 @@ Test(parity_diff_local, alike_runs_hold_the_same_on_each_rank)
     write_ranks(a, "tp2", "counts", RIGHT, ASSAY_PIECE_LOCAL);
     for (size_t i = 0; i < sizeof RUNS / sizeof RUNS[0]; i++) {
         write_ranks(b, RUNS[i].layout, RUNS[i].name, RUNS[i].values, RUNS[i].kind);
-        cr_expect_eq(diff_text(a, b, RUNS[i].options, text), RUNS[i].code, "row %zu: %s", i, text);
+        cr_expect_eq(diff_traces_text(a, b, RUNS[i].options, text), RUNS[i].code, "row %zu: %s", i, text);
         cr_expect(strstr(text, RUNS[i].said), "row %zu: expected '%s' in %s", i, RUNS[i].said, text);
-        cr_expect_eq(diff_text(b, a, RUNS[i].options, text), RUNS[i].code, "row %zu, back: %s", i, text);
+        cr_expect_eq(diff_traces_text(b, a, RUNS[i].options, text), RUNS[i].code, "row %zu, back: %s", i,
+                     text);
         remove_path(b);
     }
     remove_path(a);
@@ -89,7 +78,7 @@ Test(parity_diff_local, the_ranks_that_differ_are_named)
     write_ranks(a, "tp2", "counts", RIGHT, ASSAY_PIECE_LOCAL);
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         write_ranks(b, "tp2", "counts", rows[i].values, ASSAY_PIECE_LOCAL);
-        cr_expect_eq(diff_text(a, b, &BITS, text), 1, "row %zu: %s", i, text);
+        cr_expect_eq(diff_traces_text(a, b, &BITS, text), 1, "row %zu: %s", i, text);
         cr_expect(strstr(text, rows[i].says) != NULL && strstr(text, rows[i].not ) == NULL, "row %zu: %s", i,
                   text);
         remove_path(b);
@@ -105,9 +94,9 @@ Test(parity_diff_local, the_same_bits_are_the_same)
     write_ranks(a, "tp2", "counts", UNWRITTEN, ASSAY_PIECE_LOCAL);
     write_ranks(b, "tp2", "counts", RIGHT, ASSAY_PIECE_LOCAL);
     for (int i = 0; i < 3; i++) {
-        cr_expect_eq(diff_text(a, a, options[i], text), 0, "%d: %s", i, text);
-        cr_expect_eq(diff_text(a, b, options[i], text), 1, "%d: %s", i, text);
-        cr_expect_eq(diff_text(b, a, options[i], text), 1, "%d, back: %s", i, text);
+        cr_expect_eq(diff_traces_text(a, a, options[i], text), 0, "%d: %s", i, text);
+        cr_expect_eq(diff_traces_text(a, b, options[i], text), 1, "%d: %s", i, text);
+        cr_expect_eq(diff_traces_text(b, a, options[i], text), 1, "%d, back: %s", i, text);
     }
     remove_path(b);
     remove_path(a);

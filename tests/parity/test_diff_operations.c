@@ -2,18 +2,6 @@
  * of an output is compared. */
 #include "tests/support/parity.h"
 
-static int diff_text(const char *a, const char *b, double tolerance, char text[8192])
-{
-    int code = -1;
-    FILE *out = tmpfile();
-    must(parity_diff(a, b, tolerance, out, &code));
-    rewind(out);
-    const size_t n = fread(text, 1, 8191, out);
-    text[n] = '\0';
-    fclose(out);
-    return code;
-}
-
 /* --- attributes of operations --------------------------------------------------------------------------------- */
 
 /* One run: "x" and the operation that makes "y" of it, with attributes; then "z". */

@@ -211,4 +211,24 @@ static inline void print_failures(const parity_report *r)
     }
 }
 
+/* assay diff of two traces: its exit code; text: what it prints. */
+static inline int diff_traces_text(const char *a, const char *b, const parity_diff_options *o,
+                                   char text[8192])
+{
+    int code = -1;
+    FILE *out = tmpfile();
+    must(parity_diff_traces(a, b, o, out, &code));
+    rewind(out);
+    const size_t n = fread(text, 1, 8191, out);
+    text[n] = '\0';
+    fclose(out);
+    return code;
+}
+
+static inline int diff_text(const char *a, const char *b, double tolerance, char text[8192])
+{
+    const parity_diff_options o = {.tolerance = tolerance};
+    return diff_traces_text(a, b, &o, text);
+}
+
 #endif
