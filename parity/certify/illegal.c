@@ -31,6 +31,16 @@ static void run(breakage *b)
                     code, board->now);
 }
 
+static assay_status try_extent(breakage *b, int i, int d, int more, const char *what)
+{
+    ASSAY_TRY(begin(b, what));
+    b->c.tensor[i].shape[d] += more;
+    for (int k = b->r->slot[i].ndim - 2; k >= 0; k--)
+        b->c.tensor[i].stride[k] = b->c.tensor[i].stride[k + 1] * b->c.tensor[i].shape[k + 1];
+    run(b);
+    return ASSAY_OK;
+}
+
 static assay_status try_shapes(breakage *b, int i)
 {
     const assay_op *op = b->r->kernel->op;
@@ -41,12 +51,37 @@ static assay_status try_shapes(breakage *b, int i)
             (!certify_is_number(&op->slots[i], d) && !certify_symbol_is_shared(op, i, symbol)))
             continue;
         snprintf(what, sizeof what, "an extra element in dimension %d of %s: ", d, op->slots[i].name);
-        ASSAY_TRY(begin(b, what));
-        b->c.tensor[i].shape[d]++;
-        for (int k = b->r->slot[i].ndim - 2; k >= 0; k--)
-            b->c.tensor[i].stride[k] = b->c.tensor[i].stride[k + 1] * b->c.tensor[i].shape[k + 1];
-        run(b);
+        ASSAY_TRY(try_extent(b, i, d, 1, what));
+        if (b->r->slot[i].shape[d] < 2) /* a call without elements may be asked for nothing else */
+            continue;
+        snprintf(what, sizeof what, "an element less in dimension %d of %s: ", d, op->slots[i].name);
+        ASSAY_TRY(try_extent(b, i, d, -1, what));
     }
+    return ASSAY_OK;
+}
+
+static assay_status try_dtype(breakage *b, int i, assay_dtype dtype)
+{
+    char what[96];
+    snprintf(what, sizeof what, "%s of dtype %s: ", b->r->kernel->op->slots[i].name, assay_dtype_name(dtype));
+    ASSAY_TRY(begin(b, what));
+    b->c.tensor[i].dtype = certify_abi_dtype(dtype);
+    run(b);
+    return ASSAY_OK;
+}
+
+/* F64 in place of what the row says, and the other of F32 and BF16: a kernel that looks at the dtype of one tensor alone takes this one's
+ * bytes for another type's. */
+static assay_status try_dtypes(breakage *b, int i)
+{
+    const assay_op_slot *row = &b->r->kernel->op->slots[i];
+    const assay_dtype now = b->r->slot[i].dtype;
+    if (row->dtype == ASSAY_CLASS_ANY || row->dtype == ASSAY_CLASS_FLOAT)
+        return ASSAY_OK;
+    if (now != ASSAY_F64)
+        ASSAY_TRY(try_dtype(b, i, ASSAY_F64));
+    if (now == ASSAY_F32 || now == ASSAY_BF16)
+        ASSAY_TRY(try_dtype(b, i, now == ASSAY_F32 ? ASSAY_BF16 : ASSAY_F32));
     return ASSAY_OK;
 }
 
@@ -66,12 +101,7 @@ static assay_status try_slot(breakage *b, int i)
     ASSAY_TRY(begin(b, what));
     b->c.tensor[i].data = NULL;
     run(b);
-    if (s->dtype != ASSAY_F64 && row->dtype != ASSAY_CLASS_ANY && row->dtype != ASSAY_CLASS_FLOAT) {
-        snprintf(what, sizeof what, "%s of dtype F64: ", row->name);
-        ASSAY_TRY(begin(b, what));
-        b->c.tensor[i].dtype = ASSAY_KERNEL_F64;
-        run(b);
-    }
+    ASSAY_TRY(try_dtypes(b, i));
     if (s->ndim > 1 && s->shape[0] > 1 && (k->flags & ASSAY_KERNEL_ROW_STRIDES) == 0) {
         snprintf(what, sizeof what, "%s with gaps between rows: ", row->name);
         ASSAY_TRY(begin(b, what));

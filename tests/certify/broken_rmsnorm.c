@@ -239,7 +239,10 @@ static int32_t unchecked(const assay_kernel_call *c)
 }
 DESCRIBE(ignores_the_size, "rmsnorm_fwd", PLAIN, unchecked, one_chain, 2, .in_place = NULL)
 
-static int32_t unshaped(const assay_kernel_call *c)
+/* What is believed of gamma whatever the call says. */
+typedef enum belief { SHORT_AND_LONG, SHORT, DTYPE } belief;
+
+static int32_t believing(const assay_kernel_call *c, belief what)
 {
     static const bug none = {.eps_factor = 1.0};
     assay_kernel_tensor gamma;
@@ -249,12 +252,33 @@ static int32_t unshaped(const assay_kernel_call *c)
         return ASSAY_KERNEL_INVALID;
     memcpy(slot, c->slot, sizeof slot);
     gamma = *c->slot[GAMMA];
-    gamma.shape[0] = c->slot[X]->shape[1]; /* whatever it has */
+    if (what == DTYPE)
+        gamma.dtype = c->slot[X]->dtype;
+    else if (what == SHORT_AND_LONG || (gamma.shape[0] >= 0 && gamma.shape[0] < c->slot[X]->shape[1]))
+        gamma.shape[0] = c->slot[X]->shape[1];
     slot[GAMMA] = &gamma;
     fixed.slot = slot;
     return compute(&fixed, &none);
 }
+static int32_t unshaped(const assay_kernel_call *c)
+{
+    return believing(c, SHORT_AND_LONG);
+}
+static int32_t too_long_alone(const assay_kernel_call *c)
+{
+    return believing(c, SHORT);
+}
+static int32_t one_dtype_for_all(const assay_kernel_call *c)
+{
+    /* F64 and integers are none of activations */
+    const assay_kernel_tensor *gamma = check_call(c) ? c->slot[GAMMA] : NULL;
+    return gamma != NULL && gamma->dtype != ASSAY_KERNEL_F32 && gamma->dtype != ASSAY_KERNEL_BF16
+               ? ASSAY_KERNEL_UNSUPPORTED
+               : believing(c, DTYPE);
+}
 DESCRIBE(ignores_the_shape_of_gamma, "rmsnorm_fwd", PLAIN, unshaped, one_chain, 2, .in_place = NULL)
+DESCRIBE(refuses_a_long_gamma_alone, "rmsnorm_fwd", PLAIN, too_long_alone, one_chain, 2, .in_place = NULL)
+DESCRIBE(believes_the_dtype_of_x, "rmsnorm_fwd", PLAIN, one_dtype_for_all, one_chain, 2, .in_place = NULL)
 
 static int32_t dense(const assay_kernel_call *c)
 {

@@ -45,6 +45,8 @@ static const broken rmsnorm[] = {
     {"gamma_of_the_row", "local", NULL},
     {"ignores_the_size", "arguments", "size is 8 bytes"},
     {"ignores_the_shape_of_gamma", "arguments", "gamma"},
+    {"refuses_a_long_gamma_alone", "arguments", "an element less in dimension 0 of gamma"},
+    {"believes_the_dtype_of_x", "arguments", "gamma of dtype"},
     {"ignores_strides", "arguments", "gaps"},
     {"declares_strides", "strides", "wrote into the gap"},
     {"one_stride_for_all", "strides", NULL},
