@@ -68,11 +68,11 @@
             "T=9 H=48 trained=0 | width=96"                                                                  \
     }
 /* A part of 3 of a row's columns and more. */
-#define CUT_SIZES(attrs)                                                                                     \
+#define CUT_SIZES                                                                                            \
     {                                                                                                        \
-        "T=5 H=3 | " attrs "12", "T=1 H=1 | " attrs "2", "T=37 H=32 | " attrs "64",                          \
-            "T=9 H=48 | " attrs "96", "T=0 H=8 | " attrs "16", "T=3 H=129 | " attrs "1032",                  \
-            "T=70 H=64 | " attrs "64"                                                                        \
+        "T=5 H=3 | eps=1e-5 width=12", "T=1 H=1 | eps=0.5 width=2", "T=37 H=32 | eps=1e-6 width=64",         \
+            "T=9 H=48 | eps=0.25 width=96", "T=0 H=8 | eps=1e-5 width=16", "T=3 H=129 | eps=0.5 width=1032", \
+            "T=70 H=64 | eps=1e-5 width=64"                                                                  \
     }
 #define SUMSQ_SIZES                                                                                          \
     {                                                                                                        \
@@ -88,18 +88,18 @@
         "T=5 A=3 D=8 P=11 h=4", "T=7 A=1 D=40 P=9 h=8", "T=0 A=2 D=4 P=3 h=2", "T=3 A=2 D=80 P=64 h=40"      \
     }
 /* Heads of every number of lanes, rotated whole and in part; pairs that are no multiple of eight. */
-#define QKV_ROPE_SIZES(symbols, more)                                                                        \
+#define QKV_ROPE_SIZES(symbols, more, other)                                                                 \
     {                                                                                                        \
         "T=7 A=3 G=1 D=16 P=9 h=8" symbols " | " SPLIT more,                                                 \
-            "T=5 A=4 G=2 D=3 P=11 h=1" symbols " | " SPLIT more,                                             \
+            "T=5 A=4 G=2 D=3 P=11 h=1" symbols " | " SPLIT other,                                            \
             "T=7 A=3 G=1 D=32 P=9 h=8" symbols " | " SPLIT more,                                             \
-            "T=9 A=6 G=3 D=40 P=9 h=8" symbols " | " SPLIT more,                                             \
+            "T=9 A=6 G=3 D=40 P=9 h=8" symbols " | " SPLIT other,                                            \
             "T=5 A=6 G=3 D=40 P=9 h=20" symbols " | " SPLIT more,                                            \
-            "T=17 A=4 G=2 D=64 P=33 h=32" symbols " | " SPLIT more,                                          \
+            "T=17 A=4 G=2 D=64 P=33 h=32" symbols " | " SPLIT other,                                         \
             "T=6 A=2 G=2 D=96 P=7 h=48" symbols " | " SPLIT more,                                            \
-            "T=5 A=5 G=1 D=128 P=20 h=64" symbols " | " SPLIT more,                                          \
+            "T=5 A=5 G=1 D=128 P=20 h=64" symbols " | " SPLIT other,                                         \
             "T=3 A=2 G=1 D=256 P=64 h=64" symbols " | " SPLIT more,                                          \
-            "T=3 A=2 G=1 D=264 P=5 h=128" symbols " | " SPLIT more,                                          \
+            "T=3 A=2 G=1 D=264 P=5 h=128" symbols " | " SPLIT other,                                         \
             "T=0 A=2 G=1 D=16 P=3 h=8" symbols " | " SPLIT more                                              \
     }
 /* Sums over more rows than a block of the kernel has, and than all its blocks have; frozen gammas. */
@@ -210,7 +210,8 @@
         "T=5 A=4 P=2 D=3 | " PACK, "T=9 A=3 P=1 D=40 | " PACK, "T=3 A=6 P=3 D=1 | " PACK,                    \
             "T=0 A=2 P=2 D=4 | " PACK                                                                        \
     }
-#define ROUTER "topk=K scaling_factor=1.5 score_function="
+#define ROUTER_BY(factor) "topk=K scaling_factor=" factor " score_function="
+#define ROUTER ROUTER_BY("1.5")
 /* Every mode of the router for a number of experts, that is, in a kernel of one width. */
 #define MODES(sizes, groups)                                                                                 \
     "T=2 K=4 bias=0 " sizes " | " ROUTER "softmax pre_softmax=true norm_topk_prob=true " groups,             \
@@ -226,14 +227,14 @@
         "softmax pre_softmax=true norm_topk_prob=true num_groups=0 group_topk=0",                            \
             "T=5 E=8 K=1 bias=0 | " ROUTER                                                                   \
             "softmax pre_softmax=true norm_topk_prob=false num_groups=0 group_topk=0",                       \
-            "T=33 E=40 K=4 bias=0 | " ROUTER                                                                 \
-            "softmax pre_softmax=false norm_topk_prob=false num_groups=0 group_topk=0",                      \
+            "T=33 E=40 K=4 bias=0 | " ROUTER_BY(                                                             \
+                "0.375") "softmax pre_softmax=false norm_topk_prob=false num_groups=0 group_topk=0",         \
             "T=6 E=70 K=4 bias=1 | " ROUTER                                                                  \
             "sigmoid pre_softmax=false norm_topk_prob=true num_groups=5 group_topk=2",                       \
             "T=20 E=130 K=6 bias=0 | " ROUTER                                                                \
             "softmax pre_softmax=false norm_topk_prob=false num_groups=13 group_topk=3",                     \
-            "T=3 E=300 K=8 bias=1 | " ROUTER                                                                 \
-            "sigmoid pre_softmax=false norm_topk_prob=false num_groups=0 group_topk=0",                      \
+            "T=3 E=300 K=8 bias=1 | " ROUTER_BY(                                                             \
+                "0.375") "sigmoid pre_softmax=false norm_topk_prob=false num_groups=0 group_topk=0",         \
             "T=2 E=80 K=2 bias=0 | " ROUTER                                                                  \
             "softmax pre_softmax=true norm_topk_prob=true num_groups=40 group_topk=2",                       \
             MODES("E=12", "num_groups=3 group_topk=2"), MODES("E=48", "num_groups=6 group_topk=2"),          \
@@ -254,12 +255,12 @@
     {                                                                                                        \
         "T=9 E=7 K=3 B=3 bias=0 | rows=B " ROUTER                                                            \
         "softmax pre_softmax=true norm_topk_prob=true num_groups=0 group_topk=0",                            \
-            "T=70 E=40 K=4 B=2 bias=0 | rows=B " ROUTER                                                      \
-            "softmax pre_softmax=false norm_topk_prob=false num_groups=0 group_topk=0",                      \
+            "T=70 E=40 K=4 B=2 bias=0 | rows=B " ROUTER_BY(                                                  \
+                "0.375") "softmax pre_softmax=false norm_topk_prob=false num_groups=0 group_topk=0",         \
             "T=35 E=70 K=4 B=5 bias=1 | rows=B " ROUTER                                                      \
             "sigmoid pre_softmax=false norm_topk_prob=true num_groups=5 group_topk=2",                       \
-            "T=8 E=130 K=6 B=8 bias=0 | rows=B " ROUTER                                                      \
-            "softmax pre_softmax=false norm_topk_prob=false num_groups=13 group_topk=3",                     \
+            "T=8 E=130 K=6 B=8 bias=0 | rows=B " ROUTER_BY(                                                  \
+                "0.375") "softmax pre_softmax=false norm_topk_prob=false num_groups=13 group_topk=3",        \
             "T=4 E=160 K=3 B=1 bias=1 | rows=B " ROUTER                                                      \
             "sigmoid pre_softmax=false norm_topk_prob=false num_groups=0 group_topk=0",                      \
             "T=6 E=300 K=8 B=2 bias=0 | rows=B " ROUTER                                                      \
@@ -296,21 +297,25 @@
 #define FIRST LOSS("", "0.02", "0.003", "66", "1", "0.25")
 #define SECOND LOSS("_2", "0.3", "0.0", "11", "6", "0.125")
 #define THIRD LOSS("_3", "0.5", "0.0", "132", "3", "0.25")
+/* Other numbers for all of them. */
+#define FIRST_B LOSS("", "0.5", "0.01", "13", "5", "0.75")
+#define SECOND_B LOSS("_2", "0.04", "0.02", "90", "2", "0.5")
+#define THIRD_B LOSS("_3", "0.07", "0.001", "7", "8", "0.0625")
 /* One number of experts for each number of registers, each way to choose, rows of counts for each loss. */
-#define BALANCED_BWD_SIZES(losses)                                                                           \
+#define BALANCED_BWD_SIZES(losses, others)                                                                   \
     {                                                                                                        \
         "T=12 E=7 K=3 bias=0 N=9 B=1 C=3 D=1 | " ROUTER                                                      \
         "softmax pre_softmax=true norm_topk_prob=true" losses,                                               \
-            "T=33 E=40 K=4 bias=0 N=9 B=1 C=3 D=1 | " ROUTER                                                 \
-            "softmax pre_softmax=false norm_topk_prob=false" losses,                                         \
+            "T=33 E=40 K=4 bias=0 N=9 B=1 C=3 D=1 | " ROUTER_BY(                                             \
+                "0.375") "softmax pre_softmax=false norm_topk_prob=false" others,                            \
             "T=6 E=70 K=4 bias=1 N=9 B=3 C=1 D=2 | " ROUTER                                                  \
             "sigmoid pre_softmax=false norm_topk_prob=true num_groups=5 group_topk=2" losses,                \
             "T=4 E=130 K=6 bias=0 N=50 B=1 C=2 D=1 | " ROUTER                                                \
-            "softmax pre_softmax=true norm_topk_prob=false" losses,                                          \
+            "softmax pre_softmax=true norm_topk_prob=false" others,                                          \
             "T=3 E=300 K=8 bias=1 N=5 B=1 C=3 D=1 | " ROUTER                                                 \
             "sigmoid pre_softmax=false norm_topk_prob=false" losses,                                         \
-            "T=2 E=64 K=1 bias=0 N=5 B=2 C=2 D=1 | " ROUTER                                                  \
-            "sigmoid pre_softmax=false norm_topk_prob=true" losses,                                          \
+            "T=2 E=64 K=1 bias=0 N=5 B=2 C=2 D=1 | " ROUTER_BY(                                              \
+                "0.375") "sigmoid pre_softmax=false norm_topk_prob=true" others,                             \
             "T=0 E=4 K=2 bias=0 N=5 B=1 C=2 D=1 | " ROUTER                                                   \
             "softmax pre_softmax=true norm_topk_prob=true" losses                                            \
     }
@@ -407,9 +412,7 @@ const parity_ask_row parity_ask_table[] = {
       {.name = "dgamma_in", .when = "trained"}},
      RESIDUAL_NORM_BWD_SIZES},
     {"rmsnorm_sumsq", .sizes = SUMSQ_SIZES},
-    {"rmsnorm_apply",
-     {{.name = "x"}, {.name = "gamma"}, {SLOT("sumsq", POSITIVE)}},
-     CUT_SIZES("eps=1e-5 width=")},
+    {"rmsnorm_apply", {{.name = "x"}, {.name = "gamma"}, {SLOT("sumsq", POSITIVE)}}, CUT_SIZES},
     {"rmsnorm_bwd_dot",
      {{.name = "x"}, {.name = "gamma"}, {SLOT("rstd", POSITIVE)}, {.name = "dy"}},
      DOT_SIZES},
@@ -463,12 +466,16 @@ const parity_ask_row parity_ask_table[] = {
      ATTENTION_SIZES},
     {"qkv_split_fwd", .sizes = SPLIT_SIZES},
     {"qkv_split_bwd", .sizes = SPLIT_SIZES},
-    {"qkv_rope_fwd", {{.name = "qkv"}, TURN_SLOTS}, QKV_ROPE_SIZES("", "")},
+    {"qkv_rope_fwd", {{.name = "qkv"}, TURN_SLOTS}, QKV_ROPE_SIZES("", "", "")},
     {"qkv_norm_rope_fwd",
      {{.name = "q_gamma"}, {.name = "k_gamma"}, {.name = "qkv"}, TURN_SLOTS},
-     QKV_ROPE_SIZES("", " eps=1e-5")},
-    {"qkv_rope_bwd", {{.name = "dq"}, {.name = "dk"}, {.name = "dv"}, TURN_SLOTS}, QKV_ROPE_SIZES("", "")},
-    {"qkv_norm_rope_bwd", {QKV_NORM_BWD_SLOTS, QKV_NORM_BWD_GAMMAS}, QKV_ROPE_SIZES(" trained=1", "")},
+     QKV_ROPE_SIZES("", " eps=1e-5", " eps=0.5")},
+    {"qkv_rope_bwd",
+     {{.name = "dq"}, {.name = "dk"}, {.name = "dv"}, TURN_SLOTS},
+     QKV_ROPE_SIZES("", "", "")},
+    {"qkv_norm_rope_bwd",
+     {QKV_NORM_BWD_SLOTS, QKV_NORM_BWD_GAMMAS},
+     QKV_ROPE_SIZES(" trained=1", "", " eps=0.5")},
     {"qkv_norm_rope_bwd", {QKV_NORM_BWD_SLOTS, QKV_NORM_BWD_GAMMAS}, QKV_NORM_ROWS},
     {"qkv_norm_rope_bwd", /* one of both gammas is frozen */
      {QKV_NORM_BWD_SLOTS, {.name = "q_dgamma_in"}},
@@ -577,12 +584,12 @@ const parity_ask_row parity_ask_table[] = {
      {{.name = "logits", .scale = 3},
       {SLOT("expert_bias", F32), .when = "bias", .shape = "E", .scale = 0.1, .hidden = true},
       BALANCED_BWD_SLOTS},
-     BALANCED_BWD_SIZES(FIRST)},
+     BALANCED_BWD_SIZES(FIRST, FIRST_B)},
     {"router_balanced_bwd",
      {{SLOT("logits", F32), .scale = 3},
       {SLOT("expert_bias", F32), .when = "bias", .shape = "E", .scale = 0.1, .hidden = true},
       BALANCED_BWD_SLOTS},
-     BALANCED_BWD_SIZES(FIRST)},
+     BALANCED_BWD_SIZES(FIRST, FIRST_B)},
     {"router_balanced_bwd",
      {{.name = "logits", .scale = 3},
       {SLOT("expert_bias", F32), .when = "bias", .shape = "E", .scale = 0.1, .hidden = true},
@@ -598,27 +605,27 @@ const parity_ask_row parity_ask_table[] = {
       {SLOT("expert_bias", F32), .when = "bias", .shape = "E", .scale = 0.1, .hidden = true},
       BALANCED_BWD_SLOTS,
       {SLOT("tokens_per_expert_2", BELOW), .of = "N"}},
-     BALANCED_BWD_SIZES(FIRST SECOND)},
+     BALANCED_BWD_SIZES(FIRST SECOND, FIRST_B SECOND_B)},
     {"router_balanced_bwd_two",
      {{SLOT("logits", F32), .scale = 3},
       {SLOT("expert_bias", F32), .when = "bias", .shape = "E", .scale = 0.1, .hidden = true},
       BALANCED_BWD_SLOTS,
       {SLOT("tokens_per_expert_2", BELOW), .of = "N"}},
-     BALANCED_BWD_SIZES(FIRST SECOND)},
+     BALANCED_BWD_SIZES(FIRST SECOND, FIRST_B SECOND_B)},
     {"router_balanced_bwd_three",
      {{.name = "logits", .scale = 3},
       {SLOT("expert_bias", F32), .when = "bias", .shape = "E", .scale = 0.1, .hidden = true},
       BALANCED_BWD_SLOTS,
       {SLOT("tokens_per_expert_2", BELOW), .of = "N"},
       {SLOT("tokens_per_expert_3", BELOW), .of = "N"}},
-     BALANCED_BWD_SIZES(FIRST SECOND THIRD)},
+     BALANCED_BWD_SIZES(FIRST SECOND THIRD, FIRST_B SECOND_B THIRD_B)},
     {"router_balanced_bwd_three",
      {{SLOT("logits", F32), .scale = 3},
       {SLOT("expert_bias", F32), .when = "bias", .shape = "E", .scale = 0.1, .hidden = true},
       BALANCED_BWD_SLOTS,
       {SLOT("tokens_per_expert_2", BELOW), .of = "N"},
       {SLOT("tokens_per_expert_3", BELOW), .of = "N"}},
-     BALANCED_BWD_SIZES(FIRST SECOND THIRD)},
+     BALANCED_BWD_SIZES(FIRST SECOND THIRD, FIRST_B SECOND_B THIRD_B)},
     /* of interleaved sequences */
     {"router_seq_aux_fwd",
      {{SLOT("aux_scores", POSITIVE)}, {SLOT("aux_indices", CHOICE), .of = "E"}},
@@ -693,9 +700,9 @@ const parity_ask_row parity_ask_table[] = {
       {SLOT("targets", TARGETS)},
       {SLOT("stats", FROM), .of = "cross_entropy_stats.stats", .shape = "tp,3,T", .hidden = true},
       {SLOT("lse", FROM), .of = "cross_entropy_loss.lse"}},
-     {"T=7 V=5 tp=1 | scale=0.125 vocab_start=0", "T=5 V=33 tp=1 | scale=0.0625 vocab_start=0",
+     {"T=7 V=5 tp=1 | scale=0.125 vocab_start=0", "T=5 V=33 tp=1 | scale=0.0625 vocab_start=7",
       "T=3 V=4103 tp=1 | scale=0.3 vocab_start=0", "T=3 V=40 tp=1 | scale=0.125 vocab_start=0",
-      "T=3 V=4104 tp=1 | scale=0.25 vocab_start=0", "T=0 V=4 tp=1 | scale=1.0 vocab_start=0"}},
+      "T=3 V=4104 tp=1 | scale=0.25 vocab_start=4000", "T=0 V=4 tp=1 | scale=1.0 vocab_start=0"}},
     {"adamw",
      {{.name = "main_param_in"},
       {.name = "exp_avg_in", .scale = 0.1},
@@ -719,8 +726,8 @@ const parity_ask_row parity_ask_table[] = {
       {.name = "grad", .scale = 1e-2},
       {SLOT("grad_scale", POSITIVE), .when = "clipped"}},
      {"n=300 clipped=0 | lr=1e-2 beta1=0.9 eps=1e-3 beta2=0.999 weight_decay=0.1 step=1",
-      "n=35 clipped=1 | lr=1e-2 beta1=0.9 eps=1e-8 beta2=0.999 weight_decay=0.0 step=1",
-      "n=35 clipped=0 | lr=1e-2 beta1=0.9 eps=1e-3 beta2=0.999 weight_decay=0.0 step=2"}},
+      "n=35 clipped=1 | lr=1e-2 beta1=0.75 eps=1e-8 beta2=0.999 weight_decay=0.0 step=1",
+      "n=35 clipped=0 | lr=1e-2 beta1=0.95 eps=1e-3 beta2=0.999 weight_decay=0.0 step=2"}},
     /* one-signed logits so far below zero that every score is 0: the sum that divides them is 1e-20 */
     {"router_fwd", {FAR_BELOW, {.name = "expert_bias", .scale = 0.1}}, {FAR_BELOW_SIZES}},
     {"router_balanced_fwd", {FAR_BELOW, {.name = "expert_bias", .scale = 0.1}}, {FAR_BELOW_SIZES}},
