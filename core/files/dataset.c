@@ -216,12 +216,16 @@ assay_status assay_dataset_sample(const assay_dataset *d, uint64_t seed, int64_t
     return ASSAY_OK;
 }
 
-/* The place of every token in its document, or in the part of it that the row has: an EOD token ends one. */
+/* The place of every token in its document, or in the part of it that the row has: an EOD token ends one.  The first of a document is no
+ * target: the document before would be asked to say it (labels are shifted by who reads them). */
 static void number_documents(const assay_dataset *d, int64_t count, int64_t s, const int64_t *ids,
-                             int64_t *positions)
+                             int64_t *labels, int64_t *positions)
 {
-    for (int64_t i = 0; i < count; i++)
+    for (int64_t i = 0; i < count; i++) {
         positions[i] = i % s == 0 || ids[i - 1] == d->how.eod ? 0 : positions[i - 1] + 1;
+        if (i % s != 0 && positions[i] == 0)
+            labels[i] = ASSAY_IGNORE_INDEX;
+    }
 }
 
 assay_status assay_dataset_write_batches(const assay_dataset *d, const char *path, uint64_t seed,
@@ -253,7 +257,7 @@ assay_status assay_dataset_write_batches(const assay_dataset *d, const char *pat
     ASSAY_TRY_GOTO(assay_tensorwriter_add_ref(w, "input_ids", ASSAY_I64, shape, 4, ids), st, done);
     ASSAY_TRY_GOTO(assay_tensorwriter_add_ref(w, "labels", ASSAY_I64, shape, 4, labels), st, done);
     if (pack) {
-        number_documents(d, count, s, ids, positions);
+        number_documents(d, count, s, ids, labels, positions);
         ASSAY_TRY_GOTO(assay_tensorwriter_add_ref(w, "position_ids", ASSAY_I64, shape, 4, positions), st,
                        done);
     }

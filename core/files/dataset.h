@@ -37,7 +37,8 @@ int64_t assay_dataset_vocab(const assay_dataset *d);
 assay_status assay_dataset_sample(const assay_dataset *d, uint64_t seed, int64_t index, int64_t seq_length,
                                   double mask_probability, int64_t *input_ids, int64_t *labels);
 /* Writes a batch file [steps, microbatches, b, s] of consecutive samples 0, 1, 2, ...; s >= 2.  pack: with `position_ids` that
- * start again behind every end of a document, so that documents of a row do not see each other (text alone). */
+ * start again behind every end of a document, so that documents of a row do not see each other, and without their first tokens' labels (text
+ * alone). */
 assay_status assay_dataset_write_batches(const assay_dataset *d, const char *path, uint64_t seed,
                                          int64_t steps, int64_t microbatches, int64_t b, int64_t s,
                                          double mask_probability, bool pack);
