@@ -355,28 +355,38 @@ static void judge_entry(const engine_trial *t, const json_t *about, const char *
                     instance, t->act, message);
 }
 
-/* Reads the lines about `list`; *done: how many entries have an answer; *died: the last one that began has none. */
-static assay_status read_lines(const engine_trial *t, const char *path, const json_t *about, size_t *done,
+/* Reads the lines about `list`, which come in its order: what is answered is that entry and no other.  *answered: how many have an answer;
+ * *died: the last one that began has none. */
+static assay_status read_lines(const engine_trial *t, const char *path, const json_t *about, size_t *answered,
                                bool *died)
 {
+    assay_status st = ASSAY_OK;
     char *text = NULL;
     uint64_t bytes = 0;
-    *done = 0;
+    *answered = 0;
     *died = false;
     ASSAY_TRY(assay_read_file(path, ANSWER_BYTES, &text, &bytes));
     for (char *line = text, *end; (end = strchr(line, '\n')) != NULL; line = end + 1) {
         json_t *found = json_loadb(line, (size_t)(end - line), 0, NULL);
-        const json_t *of = json_array_get(about, (size_t)json_integer_value(json_object_get(found, "entry")));
+        const json_t *entry = json_object_get(found, "entry"), *of = json_array_get(about, *answered);
         const char *status = text_of(found, "status");
-        *died = of != NULL && status[0] == '\0';
-        if (of != NULL && status[0] != '\0') {
+        const bool in_turn =
+            of != NULL && json_is_integer(entry) && json_integer_value(entry) == (json_int_t)*answered;
+        if (!in_turn)
+            json_decref(found);
+        ASSAY_CHECK_GOTO(in_turn, ASSAY_MISMATCH, st, done,
+                         "%s: expected the answer of entry %zu, found %.*s", path, *answered,
+                         (int)(end - line < 80 ? end - line : 80), line);
+        *died = status[0] == '\0';
+        if (!*died) {
             judge_entry(t, of, status, text_of(found, "message"));
-            ++*done;
+            ++*answered;
         }
         json_decref(found);
     }
+done:
     free(text);
-    return ASSAY_OK;
+    return st;
 }
 
 static void drop_first(json_t *list, size_t n)
@@ -399,8 +409,9 @@ static assay_status ask(const engine_trial *t, breakages *b)
     (void)remove(answer);
     const assay_status st = engine_answer(
         t, "request", "refusals", extra, 3.0 * t->o->call_limit + 0.02 * (double)json_array_size(b->entries));
-    if (read_lines(t, answer, b->about, &done, &died) != ASSAY_OK)
-        return st; /* it did not even begin */
+    const assay_status read = read_lines(t, answer, b->about, &done, &died);
+    if (read != ASSAY_OK)
+        return read == ASSAY_MISMATCH ? read : st; /* else it did not even begin */
     ASSAY_CHECK(done > 0 || died || st != ASSAY_OK, ASSAY_INTERNAL, "%s: no answers", answer);
     if (died) {
         const json_t *about = json_array_get(b->about, done);

@@ -203,6 +203,9 @@ assay_status certify_judge(const char *request, const char *answer, bool theirs,
     for (int64_t i = 0; i < parity_report_count(report); i++) {
         const parity_claim *r = parity_report_at(report, i);
         certify_result *into = result_of(results, n_results, r->op);
+        if (into == NULL &&
+            r->verdict != PARITY_PASS) /* a record that nobody asked for is no operation's own */
+            into = &results[0];
         /* opened once, where a finding asks for the sizes of its call; without them it is told, too */
         if (into != NULL && r->verdict != PARITY_PASS && asked == NULL &&
             assay_trace_open(&asked, request, false) != ASSAY_OK)

@@ -25,6 +25,10 @@ if [[ -n $illegal && ! -e $out.once ]]; then
     case $PLANT in
     accepts) say OK '' ;;
     speechless) say INVALID_ARGUMENT 'no' ;;
+    repeats) # every entry gets the answer of the first
+        first=$(grep -m1 '"entry":0,' "$out")
+        awk -v first="$first" '/"status"/ { print first; next } { print }' "$out" >"$out.new" && mv "$out.new" "$out"
+        ;;
     writes) say INTERNAL 'rmsnorm_fwd wrote y although it refused the call' ;;
     crashes | hangs)
         sed -i '/"entry":5}/q' "$out"
@@ -94,6 +98,14 @@ falters) # the first run in bf16 answers and ends badly
     ;;
 esac
 answer || exit
+# The records of other data than the first are answered under another operation's name.
+if [[ $PLANT == relabels && -e $out/index.json && $request == request.* ]]; then
+    sed -i -E '/"op":"sumsq","instance":"(exact|local.zero_mean)\./s/"op":"sumsq"/"op":"sum"/' "$out"/*.jsonl
+fi
+# Halves of other records than were asked for.
+if [[ $PLANT == exchanged && -e $out/index.json && $request == rows.* ]]; then
+    sed -i -E 's/"op":"rmsnorm_fwd","instance":"exact\./"op":"rmsnorm_fwd","instance":"other./' "$out"/*.jsonl
+fi
 # Under another name the engine says that it stores intermediate results, which would widen its own bounds.
 if [[ $PLANT == renamed && -e $out/index.json ]]; then
     sed -i 's/"engine": *"sim"/"engine":"mine"/' "$out/index.json"

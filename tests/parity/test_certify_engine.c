@@ -39,6 +39,9 @@ Test(certify_engine, planted_faults_are_named)
         {"crashes", "crash", {"a negative extent of x", "signal 11"}},
         {"hangs", "time", {"a negative extent of x", "time"}},
         {"batch", "batch", {"half of the rows has other bits without the other rows", "rmsnorm_fwd"}},
+        {"exchanged",
+         "batch",
+         {"first half of the rows of exact.rmsnorm_fwd", "answered as rmsnorm_fwd other."}},
         {"address", "repeat", {"has other bits at other addresses and on other garbage", "rmsnorm_fwd"}},
         {"order", "threads", {"has other bits when threads and blocks run in reverse order", "rmsnorm_fwd"}},
     };
@@ -51,6 +54,25 @@ Test(certify_engine, planted_faults_are_named)
                       rows[i].says[k], r.out);
         cli_free(&r);
     }
+}
+
+/* Answers under another operation's name are not left out, in whatever data they are. */
+Test(certify_engine, an_answer_of_another_operation_fails)
+{
+    cli_result r = try_planted("relabels", "sumsq");
+    cr_expect_eq(r.code, 1, "exit code %d\n%s%s", r.code, r.out, r.err);
+    cr_expect(certify_failed(&r, "exact") && certify_failed(&r, "local"), "%s", r.out);
+    cr_expect(strstr(r.out, "the answer runs sum, the request asks for sumsq") != NULL, "%s", r.out);
+    cli_free(&r);
+}
+
+/* One refusal, said again for every illegal call, is an answer to one of them. */
+Test(certify_engine, a_refusal_answers_one_call)
+{
+    cli_result r = try_planted("repeats", "rmsnorm_fwd");
+    cr_expect_eq(r.code, 2, "exit code %d\n%s%s", r.code, r.out, r.err);
+    cr_expect(strstr(r.err, "expected the answer of entry 1, found {\"entry\":0,") != NULL, "%s", r.err);
+    cli_free(&r);
 }
 
 /* A variant that the engine calls a library's is not held to trial `batch`, nor to equal bits at odd addresses: how many calls that were is
