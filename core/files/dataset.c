@@ -217,7 +217,7 @@ assay_status assay_dataset_sample(const assay_dataset *d, uint64_t seed, int64_t
 }
 
 /* The place of every token in its document, or in the part of it that the row has: an EOD token ends one.  The first of a document is no
- * target: the document before would be asked to say it (labels are shifted by who reads them). */
+ * target: the document before would be asked to say it (labels are shifted by who reads them).  The last that is one always counts. */
 static void number_documents(const assay_dataset *d, int64_t count, int64_t s, const int64_t *ids,
                              int64_t *labels, int64_t *positions)
 {
@@ -225,6 +225,13 @@ static void number_documents(const assay_dataset *d, int64_t count, int64_t s, c
         positions[i] = i % s == 0 || ids[i - 1] == d->how.eod ? 0 : positions[i - 1] + 1;
         if (i % s != 0 && positions[i] == 0)
             labels[i] = ASSAY_IGNORE_INDEX;
+    }
+    for (int64_t last = s - 1; last < count; last += s) {
+        int64_t i = last;
+        while (i > last - s && positions[i] == 0)
+            i--;
+        if (i > last - s)
+            labels[i] = ids[i];
     }
 }
 

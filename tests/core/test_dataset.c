@@ -283,6 +283,20 @@ Test(dataset, packed_rows_are_batches)
     }
     cr_expect_gt(begins, 6);
     assay_batches_close(&b);
+    /* with most labels taken out: a row that has a target keeps its last one */
+    TEST_OK(
+        assay_dataset_write_batches(d, test_path(out, folder, "m.safetensors"), 9, 1, 2, 2, 9, 0.95, true));
+    TEST_OK(assay_batches_open(&b, out, assay_dataset_vocab(d)));
+    for (int64_t row = 0; row < 4; row++) {
+        const int64_t *ids = assay_batches_ids(&b, 0, row / 2) + row % 2 * 9,
+                      *labels = assay_batches_labels(&b, 0, row / 2) + row % 2 * 9;
+        int64_t last = 8;
+        while (last > 0 && ids[last - 1] == ASSAY_BYTE_EOD)
+            last--;
+        cr_expect_gt(last, 0);
+        cr_expect_eq(labels[last], ids[last], "row %lld", (long long)row);
+    }
+    assay_batches_close(&b);
     assay_dataset_close(d);
 }
 
