@@ -16,16 +16,14 @@ static assay_status compare_records(const assay_trace_tensor *a, const assay_tra
                                     const char *claim, parity_gallery *g, parity_result *r)
 {
     const int64_t count = assay_shard_count(&b->shard);
-    if (assay_trace_same_content(a, b)) {
+    const bool same = a->dtype == b->dtype && parity_same_shard(&a->shard, &b->shard);
+    if (same && assay_trace_same_content(a, b)) {
         r->count = count;
         return ASSAY_OK;
     }
-    bool same = a->dtype == b->dtype && a->shard.ndim == b->shard.ndim;
-    for (int d = 0; same && d < a->shard.ndim; d++)
-        same = a->shard.local_shape[d] == b->shard.local_shape[d];
     if (!same || !a->data || !b->data) {
         parity_result_fail(r, "%s: %s differs on rank %d: %s", claim, b->name, b->rank,
-                           same ? "content hashes are not equal" : "another dtype or shape");
+                           same ? "content hashes are not equal" : "another dtype, shape or piece of it");
         return ASSAY_OK;
     }
     return parity_compare_bits(b->data, a->data, b->shard.local_shape, b->shard.ndim, count, b->dtype, g, r);
@@ -47,16 +45,29 @@ static void fill_place(parity_result *r, const parity_entry *e)
     r->microbatch = e->microbatch;
 }
 
-/* The piece of the same rank with the same segments, else the rank's only one, or NULL. */
-static const assay_trace_tensor *piece_of(const parity_entry *e, const assay_trace_tensor *like)
+static int64_t pieces_of_rank(const parity_entry *e, int rank)
 {
-    const assay_trace_tensor *found = NULL;
+    int64_t n = 0;
+    for (int64_t i = 0; i < e->n; i++)
+        n += e->pieces[i].record->rank == rank;
+    return n;
+}
+
+/* The piece of `e` on the same rank with the same segments; where both entries have one on that rank, that one, whose segments are then
+ * compared; else NULL. */
+static const assay_trace_tensor *piece_of(const parity_entry *e, const parity_entry *mine,
+                                          const assay_trace_tensor *like)
+{
+    const assay_trace_tensor *only = NULL;
     for (int64_t i = 0; e && i < e->n; i++) {
         const assay_trace_tensor *r = e->pieces[i].record;
-        if (r->rank == like->rank && (!found || parity_same_shard(&r->shard, &like->shard)))
-            found = r;
+        if (r->rank != like->rank)
+            continue;
+        if (parity_same_shard(&r->shard, &like->shard))
+            return r;
+        only = r;
     }
-    return found;
+    return only && pieces_of_rank(e, like->rank) == 1 && pieces_of_rank(mine, like->rank) == 1 ? only : NULL;
 }
 
 /* Every piece of `e` (of the one trace) must be in `other` (of the other), the later of the two runs second.
@@ -65,7 +76,7 @@ static assay_status compare_entry(const parity_entry *e, const parity_entry *oth
                                   const char *claim, const parity_result *base, parity_table *table)
 {
     for (int64_t i = 0; i < e->n; i++) {
-        const assay_trace_tensor *mine = e->pieces[i].record, *theirs = piece_of(other, mine);
+        const assay_trace_tensor *mine = e->pieces[i].record, *theirs = piece_of(other, e, mine);
         parity_result r = *base;
         fill_place(&r, e);
         r.rank = mine->rank;

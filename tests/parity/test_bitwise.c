@@ -59,6 +59,51 @@ Test(parity_bitwise, one_element_is_found_and_named)
     parity_report_destroy(r);
 }
 
+/* Rows `first` to `end` of a tensor of four, as pieces of at most `piece` rows. */
+static void write_pieces(const char *dir, int64_t first, int64_t end, int64_t piece)
+{
+    assay_trace_writer *w = open_writer(dir, 0, 1, "1");
+    const int64_t shape[2] = {4, 2};
+    const float data[4] = {1, 2, 3, 4};
+    for (int64_t at = first; at < end; at += piece) {
+        assay_trace_tensor t = tensor_of("x", ASSAY_PHASE_OPTIMIZER, ASSAY_F32, 2, shape);
+        t.step = 0;
+        t.microbatch = -1;
+        must(assay_shard_narrow(&t.shard, 0, at, end - at < piece ? end - at : piece));
+        must(assay_trace_write_tensor(w, &t, data));
+    }
+    must(assay_trace_end_step(w));
+    must(assay_trace_writer_close(w));
+    assay_trace_writer_destroy(w);
+}
+
+/* A rank may have several pieces of a tensor: each has to be in both runs, and where it is in the other. */
+Test(parity_bitwise, every_piece_is_in_both_runs)
+{
+    static const struct {
+        const char *what;
+        int64_t a[3], b[3]; /* first and last row, rows of a piece */
+        bool equal;
+    } rows[] = {{"the same pieces", {0, 4, 2}, {0, 4, 2}, true},
+                {"half of them", {0, 4, 2}, {0, 2, 2}, false},
+                {"more of them", {2, 4, 2}, {0, 4, 2}, false},
+                {"one, of other rows", {0, 2, 2}, {2, 4, 2}, false}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char a[256], b[256];
+        write_pieces(fresh_path(a, "a"), rows[i].a[0], rows[i].a[1], rows[i].a[2]);
+        write_pieces(fresh_path(b, "b"), rows[i].b[0], rows[i].b[1], rows[i].b[2]);
+        assay_trace *s = open_trace(a), *t = open_trace(b);
+        parity_report *r = new_report();
+        must(parity_check_bitwise_traces(s, t, "repeat", 0, r));
+        cr_expect_eq(n_failed(r) == 0, rows[i].equal, "%s", rows[i].what);
+        parity_report_destroy(r);
+        assay_trace_close(t);
+        assay_trace_close(s);
+        remove_path(b);
+        remove_path(a);
+    }
+}
+
 Test(parity_bitwise, a_restart_is_compared_from_its_first_step)
 {
     parity_report *r = compare(1, 2, 0, 1);
