@@ -40,6 +40,14 @@ static assay_status host_piece(const gpu_engine *e, char **out)
     return ASSAY_OK;
 }
 
+double gpu_file_bytes(const gpu_engine *e)
+{
+    double elements = 0.0;
+    for (int64_t i = 0; i < e->model.spec->n_params; i++)
+        elements += (double)assay_param_elements(&e->model.spec->params[i]);
+    return elements * 4.0 * (double)sizeof(float);
+}
+
 /* --- save --------------------------------------------------------------------------------------------------- */
 /* Of every set of replicas one writes, and all are held to what it wrote. */
 static assay_status add_piece(gpu_engine *e, assay_checkpoint_writer *w, const gpu_piece *p,
@@ -183,6 +191,7 @@ static assay_status save_in(gpu_engine *e, const char *dir, const assay_async_fo
     assay_checkpoint_writer *w = NULL;
     json_t *head = NULL;
     char *host = NULL;
+    gpu_comm_allow_files(&e->run.comm, gpu_file_bytes(e)); /* a rank may write what others only wait for */
     ASSAY_TRY_GOTO(assay_async_save_wait(&e->saving), st, done); /* one at a time */
     ASSAY_TRY_GOTO(host_piece(e, &host), st, done);
     ASSAY_TRY_GOTO(open_writer(e, dir, step, &w), st, done);
@@ -194,6 +203,7 @@ static assay_status save_in(gpu_engine *e, const char *dir, const assay_async_fo
     st = later ? hand_over(e, w, head, folder) : publish(e, w, head, folder, step);
 done:
     assay_checkpoint_writer_destroy(w);
+    gpu_comm_allow_files(&e->run.comm, 0.0);
     json_decref(head);
     free(host);
     return st;

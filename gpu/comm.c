@@ -50,10 +50,28 @@ static assay_status timeout_from_environment(double *out)
     return ASSAY_OK;
 }
 
+assay_status gpu_comm_check_order(int nccl, const char *implicit)
+{
+    enum { LEAST = 22600 };
+    ASSAY_CHECK(nccl >= LEAST, ASSAY_UNSUPPORTED,
+                "NCCL %d.%d.%d: expected 2.26 or later, which keeps the order of communicators that are in "
+                "flight together (before, ranks may wait for each other for ever)",
+                nccl / 10000, nccl / 100 % 100, nccl % 100);
+    ASSAY_CHECK(implicit != NULL && strcmp(implicit, "1") == 0, ASSAY_INVALID_ARGUMENT,
+                "NCCL_LAUNCH_ORDER_IMPLICIT: expected 1, or not set, found '%.40s': ranks may wait for each "
+                "other for ever",
+                implicit != NULL ? implicit : "");
+    return ASSAY_OK;
+}
+
 static assay_status create_world(gpu_comm *c)
 {
     gpu_comm_group *w = &c->group[ASSAY_GROUP_WORLD];
     ncclUniqueId id;
+    int version = 0;
+    NCCL_TRY(ncclGetVersion(&version), NULL);
+    if (c->world > 1)
+        ASSAY_TRY(gpu_comm_check_order(version, getenv("NCCL_LAUNCH_ORDER_IMPLICIT")));
     NCCL_TRY(ncclGetUniqueId(&id), NULL);
     NCCL_TRY(ncclCommInitRank(&w->comm, c->world, id, c->rank), NULL);
     return ASSAY_OK;
@@ -89,6 +107,12 @@ void gpu_comm_limit(gpu_comm *c, double seconds)
 {
     if (seconds > 0.0)
         c->timeout_s = seconds;
+}
+
+void gpu_comm_allow_files(gpu_comm *c, double bytes)
+{
+    const double start = 60.0, bytes_per_s = 16.0 * 1048576.0;
+    c->allowance_s = bytes > 0.0 ? start + bytes / bytes_per_s : 0.0;
 }
 
 static void print_log(gpu_comm *c);
@@ -244,12 +268,12 @@ static assay_status wait_for(gpu_comm *c, cudaStream_t stream, cudaEvent_t event
         if (polls < 2000)
             continue;
         ASSAY_TRY(check_communicators(c, where));
-        if (assay_monotonic_s() - begin > c->timeout_s) {
+        if (assay_monotonic_s() - begin > c->timeout_s + c->allowance_s) {
             print_log(c);
             ASSAY_FAIL(ASSAY_NCCL,
                        "rank %d: %s: the stream did not finish within %g s; a rank of one of the calls above "
                        "never came",
-                       c->rank, where, c->timeout_s);
+                       c->rank, where, c->timeout_s + c->allowance_s);
         }
         nanosleep(&pause, NULL);
     }

@@ -11,8 +11,8 @@
  * One communicator's calls on two streams are ordered by events.  Where devices run different communicators' calls in different
  * orders, NCCL's kernels wait for each other for ever.  One thread of a rank issues all calls, from one schedule that all ranks of a
  * stage share (the plan holds every rank's records to it), and
- * NCCL_LAUNCH_ORDER_IMPLICIT=1 (NCCL 2.26) makes the device keep that order across communicators and streams; a value that is set
- * already stays. */
+ * NCCL_LAUNCH_ORDER_IMPLICIT=1 (NCCL 2.26) makes the device keep that order across communicators and streams.  An older NCCL does not know it,
+ * and another value that is set already turns it off: several ranks are refused then. */
 #ifndef GPU_COMM_H
 #define GPU_COMM_H
 
@@ -54,7 +54,7 @@ typedef struct gpu_comm_log {
 typedef struct gpu_comm {
     int rank, world;
     gpu_comm_group group[ASSAY_GROUP_COUNT];
-    double timeout_s;
+    double timeout_s, allowance_s;
     int64_t sequence; /* calls so far */
     gpu_comm_log log[GPU_COMM_LOG];
     bool log_printed;
@@ -66,6 +66,11 @@ assay_status gpu_comm_create(gpu_comm *c, const assay_rank_env *env, const assay
                              bool always_world);
 /* Seconds that a stream may need between two waits; 0: ASSAY_COLLECTIVE_TIMEOUT_S, else 300, which is what a new one has. */
 void gpu_comm_limit(gpu_comm *c, double seconds);
+/* From here on waits may take so much longer, for files of `bytes` that one rank writes while others wait for it: a minute and what a disk
+ * of 16 MiB/s takes.  0: no longer. */
+void gpu_comm_allow_files(gpu_comm *c, double bytes);
+/* Whether communicators of several ranks keep their order with this NCCL (22600: 2.26) and this value of NCCL_LAUNCH_ORDER_IMPLICIT. */
+assay_status gpu_comm_check_order(int nccl, const char *implicit);
 /* failed: communicators are aborted and the last calls printed (once); else destroyed. */
 void gpu_comm_destroy(gpu_comm *c, bool failed);
 

@@ -53,6 +53,8 @@ assay_status gpu_export_step(gpu_engine *e, int64_t step);
 /* What the steps left; the file has its name behind this. */
 assay_status gpu_export_finish(gpu_engine *e);
 void gpu_export_destroy(gpu_engine *e);
+/* Bytes of the largest file set that a run writes: masters, two states and weights. */
+double gpu_file_bytes(const gpu_engine *e);
 
 /* --- checkpoint.c ------------------------------------------------------------------------------------------- */
 /* Writes masters, states and expert biases after `step` steps into DIR, or below the folder that --save is; with --async-save it

@@ -386,7 +386,9 @@ static assay_status with_staging(export_state *x, assay_status (*what)(export_st
         CUDA_TRY(cudaMalloc(&x->staging, bytes));
     if (widens)
         CUDA_TRY(cudaMalloc(&x->wide, bytes));
+    gpu_comm_allow_files(&e->run.comm, gpu_file_bytes(e)); /* later stages wait while rank 0 writes */
     const assay_status st = what(x);
+    gpu_comm_allow_files(&e->run.comm, 0.0);
     if (st != ASSAY_OK)
         gpu_comm_destroy(&e->run.comm, true); /* cudaFree would wait for a collective that never ends */
     if (x->staging)
