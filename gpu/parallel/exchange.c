@@ -35,16 +35,21 @@ int64_t gpu_expert_capacity(const gpu_model *m, int64_t n)
     return capacity < n ? capacity : n;
 }
 
-int64_t gpu_most_rows(const gpu_model *m, int64_t n)
+int64_t gpu_most_rows_to(const gpu_model *m, int64_t n, int64_t experts)
 {
     const bool own =
         m->options->semantics == ASSAY_SEMANTICS_MEGATRON; /* capacities of a rank's own tokens */
-    const int64_t all = n * m->config->moe_router_topk;
+    const int64_t k = m->config->moe_router_topk, all = n * (k < experts ? k : experts);
     if (!(m->options->moe_expert_capacity_factor > 0.0))
         return all;
     const int64_t capacity = gpu_expert_capacity(m, own ? n : m->S * m->B_global);
-    const int64_t most = m->config->num_moe_experts * (capacity < n ? capacity : n);
+    const int64_t most = experts * (capacity < n ? capacity : n);
     return most < all ? most : all;
+}
+
+int64_t gpu_most_rows(const gpu_model *m, int64_t n)
+{
+    return gpu_most_rows_to(m, n, m->config->num_moe_experts);
 }
 
 assay_group gpu_exchange_group(const gpu_model *m)
@@ -90,7 +95,7 @@ static assay_status count_unknown(const gpu_model *m, gpu_moe_acts *s, gpu_excha
 
 assay_status gpu_exchange_count(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts *s, gpu_exchange *x)
 {
-    const int64_t K = m->config->moe_router_topk, El = x->experts;
+    const int64_t El = x->experts;
     const size_t word = sizeof(int64_t);
     ASSAY_TRY(gpu_arena_take(&mb->host, (size_t)El * word, (void **)&s->counts));
     ASSAY_TRY(gpu_arena_take(&mb->host, (size_t)m->ep * word, (void **)&s->send_counts));
@@ -99,7 +104,7 @@ assay_status gpu_exchange_count(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_
     if (m->run->dry) {
         const int64_t chunk = (m->S + 2 * m->cp - 1) / (2 * m->cp); /* the longest of the sequence's */
         const int64_t longest = (2 * chunk + m->tp - 1) / m->tp * m->B;
-        x->received = m->ep == 1 ? longest * K : longest * m->ep * (K < El ? K : El);
+        x->received = m->ep == 1 ? gpu_most_rows(m, longest) : m->ep * gpu_most_rows_to(m, longest, El);
         x->gathered = x->received * m->etp;
         return ASSAY_OK;
     }

@@ -36,6 +36,8 @@ bool gpu_knows_rows(const gpu_model *m);
 int64_t gpu_expert_capacity(const gpu_model *m, int64_t n);
 /* The most rows that n tokens of one rank have: all, or what the experts' capacities leave. */
 int64_t gpu_most_rows(const gpu_model *m, int64_t n);
+/* The most of them that so many of the experts have. */
+int64_t gpu_most_rows_to(const gpu_model *m, int64_t n, int64_t experts);
 assay_group gpu_exchange_group(const gpu_model *m);
 /* The counts of member t + etp * i, [E]. */
 const int64_t *gpu_exchange_counts_of(const gpu_model *m, const gpu_exchange *x, int t, int i);
