@@ -384,6 +384,35 @@ done:
     return st;
 }
 
+/* What is signed is what the first process said: none of the others may run under another description. */
+static assay_status described_so(const trial *t, const char *dir)
+{
+    char path[ASSAY_PATH], *was_text = NULL, *now_text = NULL;
+    json_t *said = NULL, *now = NULL, *value;
+    const char *key;
+    assay_status st = ASSAY_OK;
+    snprintf(path, sizeof path, "%s/description.json", dir);
+    ASSAY_TRY(assay_json_load(&said, path));
+    ASSAY_TRY_GOTO(certify_kernel_json(&t->kernel, &now), st, done);
+    json_object_foreach(now, key, value)
+    {
+        const json_t *was = json_object_get(said, key);
+        if (json_equal(was, value))
+            continue;
+        was_text = was != NULL ? json_dumps(was, JSON_ENCODE_ANY | JSON_COMPACT) : NULL;
+        now_text = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
+        ASSAY_CHECK_GOTO(false, ASSAY_MISMATCH, st, done,
+                         "the description says another %s in another process: expected %.100s, found %.100s",
+                         key, was_text != NULL ? was_text : "none", now_text != NULL ? now_text : "none");
+    }
+done:
+    free(was_text);
+    free(now_text);
+    json_decref(said);
+    json_decref(now);
+    return st;
+}
+
 static certify_board *map_board(const char *dir)
 {
     char path[ASSAY_PATH];
@@ -429,6 +458,8 @@ static assay_status run(trial *t, const certify_options *o, const char *dir, con
     t->arena.ends_guarded = t->shadows.ends_guarded = t->exact || t->device.reports != NULL; /* by the tool */
     if (strcmp(part, "describe") == 0)
         return describe(t, dir);
+    if (!t->races) /* another library, of the same source */
+        ASSAY_TRY(described_so(t, dir));
     if (strcmp(part, "time") == 0)
         return device_time(t, dir);
     for (int d = ASSAY_KERNEL_F32; d <= ASSAY_KERNEL_I64; d++)

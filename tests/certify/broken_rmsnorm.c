@@ -1,6 +1,7 @@
 /* rmsnorm_fwd, wrong in one way each; tests/parity/test_certify_broken.c says which trial has to catch it. */
 #include "kernels.h"
 
+#include <fcntl.h>
 #include <math.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -279,6 +280,20 @@ static int32_t one_dtype_for_all(const assay_kernel_call *c)
 DESCRIBE(ignores_the_shape_of_gamma, "rmsnorm_fwd", PLAIN, unshaped, one_chain, 2, .in_place = NULL)
 DESCRIBE(refuses_a_long_gamma_alone, "rmsnorm_fwd", PLAIN, too_long_alone, one_chain, 2, .in_place = NULL)
 DESCRIBE(believes_the_dtype_of_x, "rmsnorm_fwd", PLAIN, one_dtype_for_all, one_chain, 2, .in_place = NULL)
+
+/* The second process finds the file of the first. */
+const assay_kernel *describes_itself_twice(uint32_t abi);
+const assay_kernel *describes_itself_twice(uint32_t abi)
+{
+    static assay_kernel k = {DEFAULTS(describes_itself_twice, "rmsnorm_fwd"), .flags = PLAIN,
+                             .run = unchecked, .outputs = one_chain, .n_outputs = 2};
+    const char *path = getenv("DESCRIBED");
+    const int fd = path != NULL ? open(path, O_CREAT | O_EXCL | O_WRONLY, 0600) : -1;
+    k.alignment = fd >= 0 ? 0 : 16;
+    if (fd >= 0)
+        (void)close(fd);
+    return abi == ASSAY_KERNEL_ABI ? &k : NULL;
+}
 
 static int32_t dense(const assay_kernel_call *c)
 {

@@ -136,6 +136,20 @@ Test(certify_broken, threads_of_a_library_s_own_openblas)
     expect_caught("broken_others", &b);
 }
 
+/* One that declares less in the first process, whose description is signed, than in the others. */
+Test(certify_broken, a_description_is_that_of_every_process)
+{
+    setenv("DESCRIBED", cli_file("described"), 1);
+    cli_result r =
+        cli_run("certify --seeds 1 --so " ASSAY_KERNELS "/broken_rmsnorm.so:describes_itself_twice");
+    cr_expect_eq(r.code, 2, "exit code %d\n%s%s", r.code, r.out, r.err);
+    cr_expect(
+        strstr(r.err, "the description says another alignment in another process: expected 0, found 16") !=
+            NULL,
+        "%s", r.err);
+    cli_free(&r);
+}
+
 Test(certify_broken, layernorm, .timeout = 500)
 {
     static const char *const clean[] = {"layernorm_two_passes", "layernorm_welford", "layernorm_backward"};
