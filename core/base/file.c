@@ -52,6 +52,35 @@ assay_status assay_mkdir_p(const char *path)
     return ASSAY_OK;
 }
 
+/* Some file systems know no flags (EINVAL: NFS, 9p), nor do old kernels (ENOSYS). */
+static bool knows_no_flags(int code)
+{
+    return code == EINVAL || code == ENOSYS || code == EOPNOTSUPP;
+}
+
+/* mkdir is what claims the name there, and rename takes the place of the empty folder that it made.  Between the two the name is there
+ * and empty: who looks then finds an empty folder, a kill leaves one, and what another process puts into it in that moment makes rename
+ * fail (ENOTEMPTY), overwriting nothing.  Only a plain rename of another program onto the empty folder would be lost. */
+int assay_rename_folder(const char *from, const char *to)
+{
+    if (renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_NOREPLACE) == 0)
+        return 0;
+    if (!knows_no_flags(errno))
+        return errno;
+    struct stat info;
+    if (lstat(from, &info) != 0)
+        return errno;
+    if (!S_ISDIR(info.st_mode))
+        return ENOTDIR;
+    if (mkdir(to, 0777) != 0)
+        return errno;
+    if (rename(from, to) == 0)
+        return 0;
+    const int code = errno;
+    rmdir(to); /* no error of its own: it is empty, or no longer ours */
+    return code;
+}
+
 /* Empties the folder behind `fd` (closed on return) and never leaves it: links are unlinked, not followed. */
 static assay_status empty_folder(int fd, const char *path, int depth)
 {

@@ -11,6 +11,8 @@ ASSAY_BEGIN_DECLS
 
 /* mkdir -p: the last component must not be a symbolic link. */
 assay_status assay_mkdir_p(const char *path);
+/* Renames the folder `from` as `to`, which must not exist (EEXIST; rename alone would replace an empty folder).  0, or errno. */
+int assay_rename_folder(const char *from, const char *to);
 /* The tree must lie strictly below `root_must_contain` (both resolved) and not be a link itself; links inside
  * are unlinked, never followed; an absent tree is ASSAY_OK. */
 assay_status assay_remove_tree(const char *path, const char *root_must_contain);

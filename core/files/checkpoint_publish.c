@@ -2,7 +2,6 @@
 #include "core/base/file.h"
 #include "core/files/checkpoint_internal.h"
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -225,10 +224,10 @@ assay_status assay_checkpoint_publish(assay_checkpoint_writer *w, json_t *state)
     for (int k = 0; k < ASSAY_STORED_COUNT; k++)
         json_object_set_new(p.tensors, assay_stored_word((assay_stored_kind)k), json_object());
     ASSAY_TRY_GOTO(write_all(&p, state), st, done);
-    /* rename alone would replace an empty folder. */
-    ASSAY_CHECK_GOTO(renameat2(AT_FDCWD, w->tmp, AT_FDCWD, w->dir, RENAME_NOREPLACE) == 0, ASSAY_IO, st, done,
+    const int failed = assay_rename_folder(w->tmp, w->dir);
+    ASSAY_CHECK_GOTO(failed == 0, ASSAY_IO, st, done,
                      "%s: cannot publish as %s: %s; the staged checkpoint stays where it is", w->tmp, w->dir,
-                     strerror(errno));
+                     strerror(failed));
     ASSAY_TRY_GOTO(assay_sync_folder_of(w->dir), st, done);
 done:
     json_decref(p.tensors);

@@ -7,7 +7,6 @@
 #include "core/files/tensorwriter.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -244,8 +243,8 @@ assay_status assay_paddle_writer_finish(assay_paddle_writer *w)
     ASSAY_TRY(save(w, "config.json", config));
     if (t->states)
         ASSAY_TRY(write_trainer(w));
-    ASSAY_CHECK(renameat2(AT_FDCWD, w->tmp, AT_FDCWD, w->dir, RENAME_NOREPLACE) == 0, ASSAY_IO,
-                "%s: cannot rename to %s: %s", w->tmp, w->dir, strerror(errno));
+    const int failed = assay_rename_folder(w->tmp, w->dir);
+    ASSAY_CHECK(failed == 0, ASSAY_IO, "%s: cannot rename to %s: %s", w->tmp, w->dir, strerror(failed));
     w->staged = false;
     return assay_sync_folder_of(w->dir);
 }

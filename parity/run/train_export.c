@@ -89,8 +89,9 @@ assay_status parity_train_export(const char *dir, const char *out, const char *m
     if (st == ASSAY_OK)
         st = fill(staged, f, model, tokenizer);
     assay_tensorfile_close(f);
-    if (st == ASSAY_OK && rename(staged, dir) != 0)
-        st = ASSAY_ERROR(ASSAY_IO, "--export %s: cannot rename %s: %s", dir, staged, strerror(errno));
+    const int failed = st == ASSAY_OK ? assay_rename_folder(staged, dir) : 0;
+    if (failed != 0)
+        st = ASSAY_ERROR(ASSAY_IO, "--export %s: cannot rename %s: %s", dir, staged, strerror(failed));
     if (st != ASSAY_OK) {
         assay_scratch_remove(staged); /* the error on its way keeps its message */
         return st;

@@ -238,8 +238,9 @@ assay_status parity_folder_write(const parity_folder *f)
     ASSAY_TRY(assay_mkdir_p(parent));
     ASSAY_CHECK(mkdir(staged, 0777) == 0, ASSAY_IO, "%s: %s", staged, strerror(errno));
     assay_status st = fill(f, staged);
-    if (st == ASSAY_OK && renameat2(AT_FDCWD, staged, AT_FDCWD, dir, RENAME_NOREPLACE) != 0)
-        st = ASSAY_ERROR(ASSAY_IO, "%s: cannot publish: %s", dir, strerror(errno));
+    const int failed = st == ASSAY_OK ? assay_rename_folder(staged, dir) : 0;
+    if (failed != 0)
+        st = ASSAY_ERROR(ASSAY_IO, "%s: cannot publish: %s", dir, strerror(failed));
     if (st == ASSAY_OK)
         return assay_sync_folder_of(dir);
     /* The message is the first failure's: removing what was staged must not replace it. */

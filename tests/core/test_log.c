@@ -1,6 +1,8 @@
 /* Progress lines and small file operations. */
 #include "core/base/log.h"
 #include "tests/support/core.h"
+#include "tests/support/rename_flags.h"
+#include <criterion/parameterized.h>
 #include <dirent.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -291,6 +293,45 @@ Test(core_file, mkdir_refuses_files_and_links)
     expect_error(assay_mkdir_p(at("link")), ASSAY_INVALID_ARGUMENT, "link: is a symbolic link");
     expect_error(assay_mkdir_p(at("link/")), ASSAY_INVALID_ARGUMENT, "is a symbolic link");
     expect_error(assay_mkdir_p(""), ASSAY_INVALID_ARGUMENT, "a path of 1 to");
+}
+
+/* A new name is taken; what is there, an empty folder too, stays what it is. */
+static void expect_new_name_alone(void)
+{
+    expect_ok(assay_mkdir_p(at("from")));
+    expect_ok(assay_write_file(at("from/f"), "1", 1));
+    expect_ok(assay_mkdir_p(at("empty")));
+    expect_ok(assay_mkdir_p(at("full")));
+    expect_ok(assay_write_file(at("full/other"), "1", 1));
+    expect_ok(assay_write_file(at("file"), "1", 1));
+    cr_assert_eq(symlink(at("nowhere"), at("link")), 0);
+    static const char *const there[] = {"empty", "full", "file", "link"};
+    for (size_t i = 0; i < sizeof there / sizeof *there; i++)
+        cr_expect_eq(assay_rename_folder(at("from"), at(there[i])), EEXIST, "%s", there[i]);
+    cr_expect(exists(at("from/f")) && exists(at("full/other")) && !exists(at("empty/f")));
+    cr_expect_eq(assay_rename_folder(at("from"), at("none/new")), ENOENT);
+    cr_expect_eq(assay_rename_folder(at("none"), at("new")), ENOENT);
+    cr_expect(!exists(at("new")));
+    cr_expect_eq(assay_rename_folder(at("from"), at("new")), 0);
+    cr_expect(exists(at("new/f")) && !exists(at("from")));
+}
+
+Test(core_file, a_folder_gets_a_new_name_alone)
+{
+    expect_new_name_alone();
+}
+
+ParameterizedTestParameters(core_file, a_folder_gets_a_new_name_where_rename_knows_no_flags)
+{
+    static int codes[] = {EINVAL, ENOSYS, EOPNOTSUPP};
+    return cr_make_param_array(int, codes, sizeof codes / sizeof *codes);
+}
+
+ParameterizedTest(int *code, core_file, a_folder_gets_a_new_name_where_rename_knows_no_flags)
+{
+    if (!refuse_rename_flags(*code))
+        cr_skip_test("no filters of system calls here");
+    expect_new_name_alone();
 }
 
 Test(core_file, remove_tree_takes_the_tree_and_nothing_a_link_points_to)

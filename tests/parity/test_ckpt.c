@@ -1,5 +1,6 @@
 /* `assay ckpt`: what it says of whole and of damaged checkpoints, and that what it writes is the same state. */
 #include "tests/support/cli.h"
+#include "tests/support/rename_flags.h"
 
 TestSuite(ckpt, .init = cli_setup, .fini = cli_teardown, .timeout = 200);
 
@@ -63,6 +64,27 @@ Test(ckpt, what_it_writes_is_the_same_state)
     cli_free(&r);
     /* What is there is not written over. */
     EXPECT(2, "exists already", "reshard %s %s", cli_file("a"), cli_file("b"));
+}
+
+/* As on NFS: all that makes a folder makes it, whole, and nothing is written over. */
+Test(ckpt, folders_are_published_where_rename_knows_no_flags)
+{
+    if (!refuse_rename_flags(EINVAL))
+        cr_skip_test("no filters of system calls here");
+    save("a", "--train-iters 1");
+    EXPECT(0, "whole: ", "verify %s", cli_file("a"));
+    EXPECT(0, "wrote", "reshard a b");
+    EXPECT(0, "0 tensors differ", "diff a b");
+    EXPECT(0, "wrote", "convert " ASSAY_SOURCE_DIR "/golden/paddle/one states");
+    EXPECT(0, "wrote", "convert states paddle --form paddle");
+    EXPECT(0, "wrote", "convert " MODELS "llama hf");
+    EXPECT(0, "wrote", "convert hf again");
+    EXPECT(2, "exists already", "convert hf again");
+    cli_result r = cli_run("train --engine ref --model " MODELS "qwen3_moe --data " MODELS
+                           "qwen3_moe/train_batch.safetensors --train-iters 1 --export trained");
+    cli_expect_success(&r, "train");
+    cli_free(&r);
+    EXPECT(0, "wrote", "convert trained more");
 }
 
 Test(ckpt, everything_that_is_wrong_is_named)
