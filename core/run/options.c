@@ -443,6 +443,8 @@ static assay_status set_row(assay_train_options *o, const assay_option_row *row,
                     strlen(text), row->size - 1);
         memset(at, 0, row->size);
         memcpy(at, text, strlen(text) + 1);
+        if (strcmp(row->argument, "DIR") == 0)
+            ASSAY_TRY(assay_option_folder(name, text, at, row->size));
         break;
     case ASSAY_OPT_INT:
         ASSAY_TRY(parse_int(text, name, &whole));
@@ -763,23 +765,4 @@ void assay_train_options_merge(assay_train_options *into, const assay_train_opti
         memcpy((char *)into + row->offset, (const char *)given + row->offset, row->size);
         set_given(into, row - table);
     }
-}
-
-assay_status assay_option_count(const char *name, const char *text, int64_t least, int64_t most, int64_t *out)
-{
-    char *end = NULL;
-    errno = 0;
-    const long long n = strtoll(text, &end, 10);
-    ASSAY_CHECK(errno == 0 && end != text && *end == '\0' && n >= least && n <= most, ASSAY_INVALID_ARGUMENT,
-                "--%s: expected an integer from %lld to %lld, found %.64s", name, (long long)least,
-                (long long)most, text);
-    *out = n;
-    return ASSAY_OK;
-}
-
-assay_status assay_option_text(const char *name, const char *text, char *out, size_t capacity)
-{
-    ASSAY_CHECK(strlen(text) < capacity, ASSAY_LIMIT, "--%s: longer than %zu bytes", name, capacity - 1);
-    memcpy(out, text, strlen(text) + 1);
-    return ASSAY_OK;
 }

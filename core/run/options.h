@@ -227,6 +227,8 @@ typedef struct assay_extra_option {
 assay_status assay_option_count(const char *name, const char *text, int64_t least, int64_t most,
                                 int64_t *out);
 assay_status assay_option_text(const char *name, const char *text, char *out, size_t capacity);
+/* The same of a folder, without the slashes at its end (rows of the table whose argument is DIR are read so, too). */
+assay_status assay_option_folder(const char *name, const char *text, char *out, size_t capacity);
 typedef assay_status (*assay_option_callback)(void *user, const char *name, const char *text);
 assay_status assay_options_parse(int argc, char **argv, const char *doc, const char *args_doc,
                                  assay_train_options *o /* may be NULL */, unsigned where,

@@ -95,7 +95,7 @@ assay_status ckpt_option(void *user, const char *name, const char *text)
     if (name == NULL) {
         ASSAY_CHECK(o->n_paths < PARITY_MERGED + 2, ASSAY_INVALID_ARGUMENT, "%s: one argument too many",
                     text);
-        return assay_option_text("path", text, o->paths[o->n_paths++], ASSAY_PATH);
+        return assay_option_folder("path", text, o->paths[o->n_paths++], ASSAY_PATH);
     }
     ASSAY_TRY(note_given(o, name));
     if (strcmp(name, "ignore_missing_keys") == 0)

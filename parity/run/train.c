@@ -40,7 +40,7 @@ static assay_status on_option(void *user, const char *name, const char *text)
     if (strcmp(name, "config") == 0)
         return assay_option_text(name, text, t->config, sizeof t->config);
     if (strcmp(name, "export") == 0)
-        return assay_option_text(name, text, t->export, sizeof t->export);
+        return assay_option_folder(name, text, t->export, sizeof t->export);
     return parity_step_option(&t->step, name, text);
 }
 

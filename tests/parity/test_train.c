@@ -6,6 +6,7 @@
 TestSuite(train, .init = cli_setup, .fini = cli_teardown, .timeout = 200);
 
 #define TEXT ASSAY_SOURCE_DIR "/golden/text"
+#define PADDLE ASSAY_SOURCE_DIR "/golden/paddle/one" /* of a class that is written back */
 #define TOKENIZERS ASSAY_SOURCE_DIR "/golden/tokenizers/"
 
 /* A small model without weights that has a token for every byte. */
@@ -109,6 +110,18 @@ Test(train, a_run_that_goes_on_is_the_run_that_never_stopped)
 }
 
 /* Weights that were stored in fp8 are trained and written as F32: nobody is told to look for scales. */
+/* DIR/ is DIR: of what is made, and of what a run goes on with. */
+Test(train, folders_may_end_in_slashes)
+{
+    train_ok("--train-iters 1 --save run/ --export trained//");
+    cr_expect(cli_exists(cli_file("trained/model.safetensors")));
+    train_ok("--train-iters 2 --save run/ --load run//");
+    expect_ok("ckpt convert " PADDLE " states/");
+    expect_ok("ckpt convert states/ paddle/ --form paddle");
+    expect_ok("ckpt reshard run/iter_0000002/ again/");
+    cr_expect(cli_exists(cli_file("paddle/config.json")) && cli_exists(cli_file("again/manifest.json")));
+}
+
 Test(train, an_exported_model_is_not_quantized)
 {
     char line[CLI_LINE];
