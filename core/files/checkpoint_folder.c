@@ -4,8 +4,10 @@
 
 #include "core/base/file.h"
 #include "core/base/json.h"
+#include "core/files/checkpoint_internal.h"
 #include <dirent.h>
 #include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -200,4 +202,54 @@ assay_status assay_checkpoint_folder_find(const char *path, char *out, size_t ca
         assay_checkpoint_folder_name(path, steps[0], out, capacity);
     free(steps);
     return st;
+}
+
+/* --- where nothing may be written --------------------------------------------------------------------------- */
+/* Of ours: other programs have files of this name, too. */
+static bool is_ours(const char *folder)
+{
+    char path[PATH_MAX + 32];
+    json_t *manifest = NULL;
+    snprintf(path, sizeof path, "%s/manifest.json", folder);
+    if (!exists(path))
+        return false;
+    if (assay_json_load(&manifest, path) != ASSAY_OK)
+        assay_error_clear();
+    const char *format = json_string_value(json_object_get(manifest, "format"));
+    const bool ours = format != NULL && strcmp(format, ASSAY_CHECKPOINT_FORMAT) == 0;
+    json_decref(manifest);
+    return ours;
+}
+
+/* `a/b//` and `a/b` lie in a, `a` in the folder that the process is in. */
+static void cut_name(char path[PATH_MAX])
+{
+    size_t n = strlen(path);
+    while (n > 1 && path[n - 1] == '/')
+        path[--n] = '\0';
+    char *slash = strrchr(path, '/');
+    if (slash == NULL)
+        snprintf(path, PATH_MAX, ".");
+    else
+        slash[slash == path ? 1 : 0] = '\0';
+}
+
+assay_status assay_checkpoint_outside(const char *option, const char *path)
+{
+    char given[PATH_MAX], folder[PATH_MAX];
+    bool found = false;
+    ASSAY_CHECK(path[0] != '\0' && strlen(path) < sizeof given, ASSAY_LIMIT,
+                "%s%.200s: expected a path of 1 to %d bytes", option, path, PATH_MAX - 1);
+    snprintf(given, sizeof given, "%s", path);
+    do { /* what is not there will be made in the last folder that is */
+        cut_name(given);
+        found = realpath(given, folder) != NULL;
+    } while (!found && strcmp(given, ".") != 0 && strcmp(given, "/") != 0);
+    while (found) {
+        ASSAY_CHECK(!is_ours(folder), ASSAY_INVALID_ARGUMENT,
+                    "%s%s: would be written among the files of the checkpoint %s", option, path, folder);
+        found = strcmp(folder, "/") != 0;
+        cut_name(folder);
+    }
+    return ASSAY_OK;
 }

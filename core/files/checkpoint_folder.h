@@ -17,6 +17,9 @@ assay_status assay_checkpoint_folder_add(const char *run, int64_t step, double l
 /* The checkpoint that a path means: itself; of a folder of checkpoints that of the greatest step; of RUN/latest and RUN/best the
  * one that it names.  ASSAY_NOT_FOUND: none of these. */
 assay_status assay_checkpoint_folder_find(const char *path, char *out, size_t capacity);
+/* ASSAY_INVALID_ARGUMENT, with `option` before the path: what is made as `path` would lie in a checkpoint's folder, or in one below it,
+ * and the checkpoint would be a changed one.  Links are followed; `path` and folders on the way to it need not exist. */
+assay_status assay_checkpoint_outside(const char *option, const char *path);
 
 ASSAY_END_DECLS
 

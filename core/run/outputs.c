@@ -1,6 +1,7 @@
 /* What a run may write. */
 #include "core/run/outputs.h"
 
+#include "core/files/checkpoint_folder.h"
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -68,6 +69,22 @@ static assay_status check_save(const assay_train_options *o)
     return check_folder(o, "save", o->save, folder, false);
 }
 
+/* Nothing is put into any checkpoint, that of --load or another. */
+static assay_status check_checkpoints(const assay_train_options *o)
+{
+    char inside[ASSAY_PATH + 2];
+    if (o->out[0] != '\0')
+        ASSAY_TRY(assay_checkpoint_outside("--out ", o->out));
+    if (o->save[0] != '\0')
+        ASSAY_TRY(assay_checkpoint_outside("--save ", o->save));
+    if (o->metrics[0] != '\0')
+        ASSAY_TRY(assay_checkpoint_outside("--metrics ", o->metrics));
+    if (o->trace[0] == '\0')
+        return ASSAY_OK;
+    snprintf(inside, sizeof inside, "%s/.", o->trace); /* its files: the folder may be there */
+    return assay_checkpoint_outside("--trace ", inside);
+}
+
 assay_status assay_outputs_check(const assay_train_options *o)
 {
     if (o->out[0] != '\0')
@@ -81,7 +98,7 @@ assay_status assay_outputs_check(const assay_train_options *o)
                     "--metrics %s: exists, and this run begins at its first step", o->metrics);
     if (o->trace[0] != '\0')
         ASSAY_TRY(check_folder(o, "trace", o->trace, o->trace, true));
-    return ASSAY_OK;
+    return check_checkpoints(o);
 }
 
 int assay_outputs_finish(const char *program, int code)

@@ -8,7 +8,8 @@ ASSAY_BEGIN_DECLS
 
 /* Refuses at the beginning what could not be written, or would destroy an input, at the end: --out that is the batch
  * (same inode, whatever its name), a folder, or lies in the model's or the checkpoint's folder; --trace that is one of
- * those folders; --save that exists or lies in the checkpoint's; a folder that is not there or not writable. */
+ * those folders; --save that exists or lies in the checkpoint's; any of them, --metrics too, in any checkpoint; a folder that is not
+ * there or not writable. */
 assay_status assay_outputs_check(const assay_train_options *o);
 
 /* The exit code of a program that ends with `code`: what could not be written to standard output was not said, so that 0

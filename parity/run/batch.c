@@ -1,4 +1,5 @@
 /* `assay batch`: a batch file from text. */
+#include "core/files/checkpoint_folder.h"
 #include "core/model/config.h"
 #include "parity/parity.h"
 #include "parity/run/data.h"
@@ -32,6 +33,7 @@ static assay_status make(const batch_options *o)
     int64_t vocab = 0;
     ASSAY_CHECK(o->out[0] != '\0', ASSAY_INVALID_ARGUMENT,
                 "--out: expected the file to write, found nothing");
+    ASSAY_TRY(assay_checkpoint_outside("--out ", o->out));
     if (o->model[0] != '\0') {
         assay_model_config *config = malloc(sizeof *config);
         ASSAY_CHECK(config != NULL, ASSAY_OUT_OF_MEMORY, "model configuration");

@@ -402,6 +402,8 @@ static assay_status dispatch(ckpt_options *o, int *code)
     /* What is made is the last path of a verb that makes something. */
     for (int i = 1; i < (verbs[v].use <= CKPT_DIFF ? o->n_paths : o->n_paths - 1); i++)
         ASSAY_TRY(resolve(o->paths[i]));
+    if (verbs[v].use > CKPT_DIFF)
+        ASSAY_TRY(assay_checkpoint_outside("", o->paths[o->n_paths - 1]));
     ASSAY_TRY(refuse_torch_dist(o->paths[1]));
     if (o->tools.base[0] != '\0')
         ASSAY_TRY(resolve(o->tools.base));

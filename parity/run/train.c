@@ -143,6 +143,7 @@ static assay_status check_export(const char *dir)
     if (dir[0] == '\0')
         return ASSAY_OK;
     ASSAY_CHECK(!exists(dir), ASSAY_INVALID_ARGUMENT, "--export %s: exists; nothing is overwritten", dir);
+    ASSAY_TRY(assay_checkpoint_outside("--export ", dir));
     snprintf(parent, sizeof parent, "%.*s",
              slash == dir    ? 1
              : slash != NULL ? (int)(slash - dir)
@@ -168,6 +169,7 @@ static assay_status check_outputs(train *t)
         "--save %s: exists; expected a new folder, or that of --load, where the run goes on", o->save);
     ASSAY_CHECK(t->found[0] == '\0' || !same_folder(o->save, t->found), ASSAY_INVALID_ARGUMENT,
                 "--save %s: is the checkpoint itself; expected the folder in which it lies", o->save);
+    ASSAY_TRY(assay_checkpoint_outside("--save ", o->save));
     if (o->save_interval == 0)
         o->save_interval = o->train_iters > 0 ? o->train_iters : INT32_MAX;
     if (o->metrics[0] == '\0')

@@ -151,3 +151,45 @@ Test(checkpoint_folder, a_pointer_leads_nowhere_else)
     expect_there("1 10 11 12 13 14 15"); /* nothing is removed where it is not known what the best is */
     expect_means("nothing", NULL);
 }
+
+/* --- where nothing may be written --------------------------------------------------------------------------- */
+static assay_status outside(const char *name)
+{
+    char path[200];
+    snprintf(path, sizeof path, "%s/%s", run, name);
+    assay_error_clear();
+    return assay_checkpoint_outside("--out ", path);
+}
+
+Test(checkpoint_folder, nothing_is_made_inside_a_checkpoint)
+{
+    static const char *const in[] = {"iter_0000003/x",         "iter_0000003/x/", "iter_0000003/new/deep/x",
+                                     "iter_0000003/there/x",   "link/x",          "iter_0000003/.",
+                                     "empty/../iter_0000003/x"};
+    static const char *const out[] = {"iter_0000003", "iter_0000003/", "iter_0000004", "x",
+                                      "new/deep/x",   "empty/x",       "others/x"};
+    publish(3);
+    shell("echo '{\"format\": \"assay-checkpoint\"}' > iter_0000003/manifest.json && mkdir "
+          "iter_0000003/there empty others && "
+          "echo '{\"name\": \"of a web page\"}' > others/manifest.json && ln -s iter_0000003 link");
+    for (size_t i = 0; i < sizeof in / sizeof *in; i++) {
+        cr_expect_eq(outside(in[i]), ASSAY_INVALID_ARGUMENT, "%s", in[i]);
+        cr_expect_not_null(
+            strstr(assay_error_message(), "would be written among the files of the checkpoint"), "%s: %s",
+            in[i], assay_error_message());
+    }
+    for (size_t i = 0; i < sizeof out / sizeof *out; i++)
+        cr_expect_eq(outside(out[i]), ASSAY_OK, "%s: %s", out[i], assay_error_message());
+}
+
+Test(checkpoint_folder, nothing_is_made_inside_the_checkpoint_where_a_run_is)
+{
+    shell("echo '{\"format\": \"assay-checkpoint\"}' > manifest.json && mkdir below");
+    cr_assert_eq(chdir(run), 0);
+    cr_expect_eq(assay_checkpoint_outside("", "x"), ASSAY_INVALID_ARGUMENT);
+    cr_expect_eq(assay_checkpoint_outside("", "below/x"), ASSAY_INVALID_ARGUMENT);
+    cr_assert_eq(chdir("below"), 0);
+    cr_expect_eq(assay_checkpoint_outside("", "x"), ASSAY_INVALID_ARGUMENT);
+    cr_expect_eq(assay_checkpoint_outside("", "../../x"), ASSAY_OK);
+    cr_expect_eq(assay_checkpoint_outside("", "/x"), ASSAY_OK);
+}

@@ -122,6 +122,31 @@ Test(train, folders_may_end_in_slashes)
     cr_expect(cli_exists(cli_file("paddle/config.json")) && cli_exists(cli_file("again/manifest.json")));
 }
 
+Test(train, nothing_is_made_inside_a_checkpoint)
+{
+    static const char words[] = "x: would be written among the files of the checkpoint";
+    char line[CLI_LINE];
+    train_ok("--train-iters 1 --save run --save-interval 1");
+    static const char *const refused[] = {"--save", "--export", "--metrics"};
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        snprintf(line, sizeof line, "--engine ref --config %s " STEPS "--train-iters 1 %s run/iter_0000001/x",
+                 small_config(), refused[i]);
+        train_refused(line, words);
+    }
+    static const char *const verbs[] = {"ckpt convert run",
+                                        "ckpt reshard run",
+                                        "ckpt convert --form paddle run",
+                                        "ckpt convert " MODELS "llama",
+                                        "ckpt merge run run",
+                                        "batch --seq-length 16 --data " TEXT " --out"};
+    for (size_t i = 0; i < sizeof verbs / sizeof *verbs; i++) {
+        cli_result r = cli_run("%s run/iter_0000001/x", verbs[i]);
+        cli_expect_refusal(&r, verbs[i], (const char *const[]){words, NULL});
+        cli_free(&r);
+    }
+    expect_ok("ckpt verify run/iter_0000001");
+}
+
 Test(train, an_exported_model_is_not_quantized)
 {
     char line[CLI_LINE];
