@@ -31,25 +31,44 @@ static assay_status make_one(const char *path)
     return ASSAY_OK;
 }
 
-assay_status assay_mkdir_p(const char *path)
+/* Without the slashes at its end. */
+static assay_status take_path(const char *path, char out[PATH_MAX])
 {
     const size_t length = strlen(path);
     ASSAY_CHECK(length > 0 && length < PATH_MAX, ASSAY_INVALID_ARGUMENT,
                 "mkdir: a path of 1 to %d bytes is expected, found %zu", PATH_MAX - 1, length);
-    char prefix[PATH_MAX];
-    memcpy(prefix, path, length + 1);
-    for (size_t i = length; i > 1 && prefix[i - 1] == '/'; i--)
-        prefix[i - 1] = '\0';
-    struct stat info;
-    ASSAY_CHECK(lstat(prefix, &info) != 0 || !S_ISLNK(info.st_mode), ASSAY_INVALID_ARGUMENT,
-                "%s: is a symbolic link, expected a folder or nothing", prefix);
-    for (char *slash = strchr(prefix + 1, '/'); slash != NULL; slash = strchr(slash + 1, '/')) {
+    memcpy(out, path, length + 1);
+    for (size_t i = length; i > 1 && out[i - 1] == '/'; i--)
+        out[i - 1] = '\0';
+    return ASSAY_OK;
+}
+
+static assay_status make_above(char *path)
+{
+    for (char *slash = strchr(path + 1, '/'); slash != NULL; slash = strchr(slash + 1, '/')) {
         *slash = '\0';
-        ASSAY_TRY(make_one(prefix));
+        ASSAY_TRY(make_one(path));
         *slash = '/';
     }
-    ASSAY_TRY(make_one(prefix));
     return ASSAY_OK;
+}
+
+assay_status assay_mkdir_p(const char *path)
+{
+    char prefix[PATH_MAX];
+    struct stat info;
+    ASSAY_TRY(take_path(path, prefix));
+    ASSAY_CHECK(lstat(prefix, &info) != 0 || !S_ISLNK(info.st_mode), ASSAY_INVALID_ARGUMENT,
+                "%s: is a symbolic link, expected a folder or nothing", prefix);
+    ASSAY_TRY(make_above(prefix));
+    return make_one(prefix);
+}
+
+assay_status assay_mkdir_above(const char *path)
+{
+    char prefix[PATH_MAX];
+    ASSAY_TRY(take_path(path, prefix));
+    return make_above(prefix);
 }
 
 /* Some file systems know no flags (EINVAL: NFS, 9p), nor do old kernels (ENOSYS). */

@@ -26,13 +26,7 @@ uint64_t assay_checkpoint_job(void)
 /* --- staging ------------------------------------------------------------------------------------------------ */
 static assay_status make_folder(const assay_checkpoint_writer *w)
 {
-    char parent[ASSAY_CHECKPOINT_PATH];
-    snprintf(parent, sizeof parent, "%s", w->tmp);
-    char *slash = strrchr(parent, '/');
-    if (slash != NULL && slash != parent) {
-        *slash = 0;
-        ASSAY_TRY(assay_mkdir_p(parent));
-    }
+    ASSAY_TRY(assay_mkdir_above(w->tmp));
     ASSAY_CHECK(mkdir(w->tmp, 0777) == 0, ASSAY_IO, "%s: cannot make this folder: %s", w->tmp,
                 strerror(errno));
     return ASSAY_OK;

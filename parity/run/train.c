@@ -149,7 +149,7 @@ static assay_status check_export(const char *dir)
              : slash != NULL ? (int)(slash - dir)
                              : 1,
              slash != NULL ? dir : ".");
-    ASSAY_TRY(assay_context(assay_mkdir_p(parent), "--export %s", dir));
+    ASSAY_TRY(assay_context(assay_mkdir_above(dir), "--export %s", dir));
     ASSAY_CHECK(access(parent, W_OK | X_OK) == 0, ASSAY_IO, "--export %s: cannot write into %s: %s", dir,
                 parent, strerror(errno));
     return ASSAY_OK;
@@ -215,7 +215,7 @@ static assay_status run(train *t)
     ASSAY_TRY(parity_step_precision(&t->step, o));
     ASSAY_TRY(assay_train_options_check(o));
     const bool fresh = o->save[0] != '\0' && !exists(o->save);
-    if (o->save[0] != '\0')
+    if (fresh) /* else the folder of --load, which may be a link */
         ASSAY_TRY(assay_mkdir_p(o->save));
     if (ref)
         assay_stop_catch();

@@ -235,7 +235,7 @@ assay_status parity_folder_write(const parity_folder *f)
         snprintf(parent, sizeof parent, ".");
     else
         *(slash == parent ? slash + 1 : slash) = '\0';
-    ASSAY_TRY(assay_mkdir_p(parent));
+    ASSAY_TRY(assay_mkdir_above(staged));
     ASSAY_CHECK(mkdir(staged, 0777) == 0, ASSAY_IO, "%s: %s", staged, strerror(errno));
     assay_status st = fill(f, staged);
     const int failed = st == ASSAY_OK ? assay_rename_folder(staged, dir) : 0;

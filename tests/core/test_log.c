@@ -295,6 +295,22 @@ Test(core_file, mkdir_refuses_files_and_links)
     expect_error(assay_mkdir_p(""), ASSAY_INVALID_ARGUMENT, "a path of 1 to");
 }
 
+Test(core_file, folders_above_may_be_links)
+{
+    expect_ok(assay_mkdir_p(at("real")));
+    cr_assert_eq(symlink(at("real"), at("link")), 0);
+    cr_assert_eq(symlink(at("nowhere"), at("dead")), 0);
+    expect_ok(assay_mkdir_above(at("link/new")));
+    cr_expect(!exists(at("real/new")));
+    expect_ok(assay_mkdir_above(at("link/a/b/new/")));
+    cr_expect(exists(at("real/a/b")) && !exists(at("real/a/b/new")));
+    expect_ok(assay_mkdir_above("new"));
+    expect_ok(assay_mkdir_above("/new"));
+    expect_error(assay_mkdir_above(at("dead/new")), ASSAY_IO, "dead: expected a folder");
+    expect_ok(assay_write_file(at("f"), "1", 1));
+    expect_error(assay_mkdir_above(at("f/new")), ASSAY_IO, "f: expected a folder");
+}
+
 /* A new name is taken; what is there, an empty folder too, stays what it is. */
 static void expect_new_name_alone(void)
 {

@@ -122,6 +122,33 @@ Test(train, folders_may_end_in_slashes)
     cr_expect(cli_exists(cli_file("paddle/config.json")) && cli_exists(cli_file("again/manifest.json")));
 }
 
+/* As on a cluster: runs lie in a scratch file system, to which a link leads. */
+Test(train, folders_lie_where_links_lead)
+{
+    cr_assert_eq(mkdir(cli_file("scratch"), 0700), 0);
+    cr_assert_eq(symlink("scratch", cli_file("runs")), 0);
+    cr_assert_eq(symlink("scratch/r", cli_file("current")), 0);
+    train_ok("--train-iters 1 --save runs/r --save-interval 1 --export runs/x");
+    train_ok("--train-iters 2 --save-interval 1 --load current --save current");
+    cr_expect(cli_exists(cli_file("scratch/r/iter_0000002/manifest.json")));
+    expect_ok("ckpt convert runs/x runs/y");
+    expect_ok("ckpt reshard current runs/z");
+    expect_ok("ckpt convert " PADDLE " runs/states");
+    expect_ok("ckpt convert --form paddle runs/states runs/p");
+    /* What is made is no link itself, also none that leads nowhere. */
+    cr_assert_eq(symlink("none", cli_file("runs/dead")), 0);
+    static const char *const verbs[] = {"convert runs/x", "reshard current",
+                                        "convert --form paddle runs/states"};
+    for (size_t i = 0; i < sizeof verbs / sizeof *verbs; i++) {
+        cli_result r = cli_run("ckpt %s runs/dead", verbs[i]);
+        cli_expect_refusal(&r, verbs[i], (const char *const[]){"exists already", NULL});
+        cli_free(&r);
+    }
+    train_refused("--engine ref --model runs/x " STEPS "--train-iters 1 --save runs/dead", "exists");
+    train_refused("--engine ref --model runs/x " STEPS "--train-iters 1 --export runs/dead", "exists");
+    cr_expect_not(cli_exists(cli_file("scratch/none")));
+}
+
 Test(train, nothing_is_made_inside_a_checkpoint)
 {
     static const char words[] = "x: would be written among the files of the checkpoint";
