@@ -115,7 +115,8 @@ int64_t assay_checkpoint_stored_count(const assay_checkpoint *c);
 assay_status assay_checkpoint_stored_at(const assay_checkpoint *c, int64_t index,
                                         assay_checkpoint_stored *out);
 
-/* Everything that is wrong with the folder, a text for each: the manifest, else each file, else each tensor. */
+/* Everything that is wrong with the folder, a text for each: the manifest, else each file, else each tensor.  ASSAY_NOT_FOUND,
+ * ASSAY_UNSUPPORTED: it is no checkpoint. */
 typedef void (*assay_checkpoint_finding)(void *user, const char *text);
 assay_status assay_checkpoint_verify_each(const char *dir, const assay_checkpoint_ignore *ignore,
                                           assay_checkpoint_finding sink, void *user, int64_t *found);

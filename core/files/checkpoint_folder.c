@@ -181,6 +181,36 @@ static assay_status follow(const char *path, char *out, size_t capacity)
     return ASSAY_OK;
 }
 
+assay_status assay_checkpoint_refuse_torch(const char *dir)
+{
+    char metadata[PATH];
+    if (is_checkpoint(dir) || join(dir, ".metadata", metadata) != ASSAY_OK) {
+        assay_error_clear();
+        return ASSAY_OK;
+    }
+    ASSAY_CHECK(!exists(metadata), ASSAY_UNSUPPORTED,
+                "%s: of torch.distributed.checkpoint: its .metadata is pickled, and reading a pickle "
+                "executes what it says; in an "
+                "environment that may, python -m torch.distributed.checkpoint.format_utils dcp_to_torch, "
+                "then save_pretrained",
+                dir);
+    return ASSAY_OK;
+}
+
+/* The folder itself, or those of its steps, as Megatron-LM's torch_dist has them. */
+static assay_status refuse_torch_steps(const char *run)
+{
+    char path[PATH];
+    assay_status st = assay_checkpoint_refuse_torch(run);
+    DIR *d = st == ASSAY_OK ? opendir(run) : NULL;
+    for (const struct dirent *e = d != NULL ? readdir(d) : NULL; e != NULL && st == ASSAY_OK; e = readdir(d))
+        if (step_of(e->d_name) >= 0 && join(run, e->d_name, path) == ASSAY_OK)
+            st = assay_checkpoint_refuse_torch(path);
+    if (d != NULL)
+        closedir(d);
+    return st;
+}
+
 assay_status assay_checkpoint_folder_find(const char *path, char *out, size_t capacity)
 {
     struct stat sb;
@@ -195,6 +225,8 @@ assay_status assay_checkpoint_folder_find(const char *path, char *out, size_t ca
     if (S_ISREG(sb.st_mode))
         return follow(path, out, capacity);
     assay_status st = list_steps(path, &steps, &n);
+    if (st == ASSAY_OK && n == 0)
+        st = refuse_torch_steps(path);
     if (st == ASSAY_OK && n == 0)
         st = ASSAY_ERROR(ASSAY_NOT_FOUND,
                          "%s: neither a checkpoint nor a folder of iter_0000010 and the like", path);

@@ -1,4 +1,5 @@
 /* Whether a folder is a checkpoint that nobody changed: the manifest's own hash, exactly its files, their sizes and hashes. */
+#include "core/files/checkpoint_folder.h"
 #include "core/files/checkpoint_internal.h"
 #include <dirent.h>
 #include <errno.h>
@@ -96,12 +97,22 @@ static assay_status verify_manifest(const char *dir, const char *path, const jso
     return ASSAY_OK;
 }
 
+/* ASSAY_NOT_FOUND, ASSAY_UNSUPPORTED: no checkpoint, which is no finding about one. */
+static assay_status load_manifest(const char *dir, const char *path, json_t **manifest)
+{
+    struct stat sb;
+    ASSAY_TRY(assay_checkpoint_refuse_torch(dir));
+    ASSAY_CHECK(lstat(path, &sb) == 0 || errno != ENOENT || stat(dir, &sb) != 0, ASSAY_NOT_FOUND,
+                "%s: no checkpoint: it has no manifest.json", dir);
+    return assay_json_load(manifest, path);
+}
+
 assay_status assay_checkpoint_verify(const char *dir, int rank, int world, json_t **manifest)
 {
     char path[ASSAY_CHECKPOINT_PATH + 64];
     *manifest = NULL;
     assay_checkpoint_file(path, dir, "manifest.json");
-    ASSAY_TRY(assay_json_load(manifest, path));
+    ASSAY_TRY(load_manifest(dir, path, manifest));
     const json_t *files = json_object_get(*manifest, "files");
     const size_t n = json_array_size(files), ranks = (size_t)world, mine = (size_t)rank;
     /* As if it were the last file; of a caller that knows the files' hashes, too: they are in it. */
@@ -174,7 +185,9 @@ assay_status assay_checkpoint_verify_each(const char *dir, const assay_checkpoin
     ASSAY_CHECK(strlen(dir) < ASSAY_CHECKPOINT_PATH - 32, ASSAY_INVALID_ARGUMENT,
                 "checkpoint: path too long");
     assay_checkpoint_file(path, dir, "manifest.json");
-    assay_status st = assay_json_load(&manifest, path);
+    assay_status st = load_manifest(dir, path, &manifest);
+    if (st == ASSAY_NOT_FOUND || st == ASSAY_UNSUPPORTED)
+        return st;
     if (st == ASSAY_OK)
         st = verify_manifest(dir, path, manifest, true);
     if (st != ASSAY_OK) { /* nothing says what the others should be */

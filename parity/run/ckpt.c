@@ -324,7 +324,10 @@ static assay_status lora_save(const ckpt_options *o)
 static assay_status resolve(char path[ASSAY_PATH])
 {
     char found[ASSAY_PATH];
-    if (assay_checkpoint_folder_find(path, found, sizeof found) != ASSAY_OK) {
+    const assay_status st = assay_checkpoint_folder_find(path, found, sizeof found);
+    if (st == ASSAY_UNSUPPORTED) /* torch_dist */
+        return st;
+    if (st != ASSAY_OK) {
         assay_error_clear();
         return ASSAY_OK;
     }
@@ -342,22 +345,6 @@ static assay_status on_paddle(const ckpt_options *o, ckpt_use use, int *code)
         return parity_paddle_verify(o->paths[1], code);
     return parity_paddle_import(o->paths[1], o->paths[2], o->weights[0] != '\0' ? o->weights : NULL,
                                 o->max_shard_size);
-}
-
-/* torch.distributed.checkpoint's folders, Megatron-LM's torch_dist among them, say in a pickle what their tensors are. */
-static assay_status refuse_torch_dist(const char *dir)
-{
-    char metadata[ASSAY_PATH + 32], manifest[ASSAY_PATH + 32];
-    snprintf(metadata, sizeof metadata, "%s/.metadata", dir);
-    snprintf(manifest, sizeof manifest, "%s/manifest.json", dir);
-    ASSAY_CHECK(
-        access(metadata, F_OK) != 0 || access(manifest, F_OK) == 0, ASSAY_UNSUPPORTED,
-        "%s: of torch.distributed.checkpoint: its .metadata is pickled, and reading a pickle executes what "
-        "it says; "
-        "in an environment that may, python -m torch.distributed.checkpoint.format_utils dcp_to_torch, then "
-        "save_pretrained",
-        dir);
-    return ASSAY_OK;
 }
 
 /* What the verb works on: of verify and convert the kind of folder. */
@@ -404,7 +391,6 @@ static assay_status dispatch(ckpt_options *o, int *code)
         ASSAY_TRY(resolve(o->paths[i]));
     if (verbs[v].use > CKPT_DIFF)
         ASSAY_TRY(assay_checkpoint_outside("", o->paths[o->n_paths - 1]));
-    ASSAY_TRY(refuse_torch_dist(o->paths[1]));
     if (o->tools.base[0] != '\0')
         ASSAY_TRY(resolve(o->tools.base));
     const ckpt_use use = use_of(o, verbs[v].use);

@@ -119,7 +119,41 @@ Test(ckpt, hostile_arguments_are_refused)
     expect("convert a b --weights both", 2, "expected model or masters");
     expect("reshard a b --max-shard-size 0", 2, "--max-shard-size: expected an integer");
     expect("inspect /nonexistent", 2, "manifest.json");
-    expect("verify /nonexistent", 1, "manifest.json: cannot open");
+}
+
+/* Exit code 1 is of a checkpoint with something wrong. */
+Test(ckpt, what_is_no_checkpoint_could_not_be_verified)
+{
+    expect("verify /nonexistent", 2, "manifest.json: cannot open");
+    expect("verify " MODELS "llama", 2, "llama: no checkpoint: it has no manifest.json");
+    expect("inspect " MODELS "llama", 2, "llama: no checkpoint: it has no manifest.json");
+    cr_assert_eq(assay_mkdir_p(cli_file("iter_0000010/mp_rank_00")), ASSAY_OK);
+    expect("verify iter_0000010", 2, "iter_0000010: no checkpoint");
+    cli_write_text(cli_file("manifest.json"), "{}");
+    EXPECT(1, "wrong: ", "verify %s", cli_folder);
+}
+
+/* By its name, wherever one is given: the folder of a step, and that of all steps. */
+Test(ckpt, torch_dist_is_refused_by_name)
+{
+    static const char words[] = "iter_0000010: of torch.distributed.checkpoint: its .metadata is pickled";
+    static const char *const paths[] = {"m/iter_0000010", "m"};
+    cr_assert_eq(assay_mkdir_p(cli_file("m/iter_0000010")), ASSAY_OK);
+    cli_write_text(cli_file("m/iter_0000010/.metadata"), "");
+    cli_write_text(cli_file("m/latest_checkpointed_iteration.txt"), "10");
+    for (int i = 0; i < 2; i++) {
+        cli_result r = cli_run("train --engine ref --model " MODELS "qwen3_moe --data " MODELS
+                               "qwen3_moe/train_batch.safetensors --train-iters 1 --load %s",
+                               paths[i]);
+        cli_expect_refusal(&r, paths[i], (const char *const[]){words, NULL});
+        cli_free(&r);
+        EXPECT(2, words, "verify %s", paths[i]);
+        EXPECT(2, words, "merge " MODELS "llama %s new", paths[i]);
+    }
+    cli_result r = cli_run("step --engine ref --model " MODELS "qwen3_moe --batch " MODELS
+                           "qwen3_moe/train_batch.safetensors --out out --load m/iter_0000010");
+    cli_expect_refusal(&r, "step", (const char *const[]){words, NULL});
+    cli_free(&r);
 }
 
 /* An option that a verb would not look at is refused by its name, and the verbs that use it are said: nothing is taken in silence. */
