@@ -120,6 +120,8 @@ assay_status assay_checkpoint_stored_at(const assay_checkpoint *c, int64_t index
 typedef void (*assay_checkpoint_finding)(void *user, const char *text);
 assay_status assay_checkpoint_verify_each(const char *dir, const assay_checkpoint_ignore *ignore,
                                           assay_checkpoint_finding sink, void *user, int64_t *found);
+/* The name of each file that is no part of the checkpoint and harms it not: a tokenizer, a README.md.  Nothing says what they should be. */
+assay_status assay_checkpoint_extras(const char *dir, assay_checkpoint_finding sink, void *user);
 
 ASSAY_END_DECLS
 

@@ -48,17 +48,41 @@ static bool is_listed(const json_t *files, const char *name)
     return false;
 }
 
-/* The folder holds the manifest and its files, and nothing else. */
-static assay_status verify_set(const char *dir, const json_t *files)
+/* Each file that the manifest does not name.  `visit` returns whether to go on. */
+static assay_status each_extra(const char *dir, const json_t *files,
+                               bool (*visit)(void *user, const char *name), void *user)
 {
     DIR *d = opendir(dir);
-    char extra[256] = "";
     ASSAY_CHECK(d != NULL, ASSAY_IO, "%s: %s", dir, strerror(errno));
-    for (const struct dirent *e = readdir(d); e != NULL && extra[0] == 0; e = readdir(d))
+    bool more = true;
+    for (const struct dirent *e = readdir(d); e != NULL && more; e = readdir(d))
         if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0 &&
             strcmp(e->d_name, "manifest.json") != 0 && !is_listed(files, e->d_name))
-            snprintf(extra, sizeof extra, "%s", e->d_name);
+            more = visit(user, e->d_name);
     closedir(d);
+    return ASSAY_OK;
+}
+
+/* By its name.  An adapter beside a model is applied by transformers unasked. */
+static bool could_be_weights(const char *name)
+{
+    return assay_is_weights_name(name) || strcmp(name, "adapter_config.json") == 0;
+}
+
+static bool keep_weights(void *user, const char *name)
+{
+    char *extra = user;
+    if (could_be_weights(name))
+        snprintf(extra, 256, "%s", name);
+    return extra[0] == '\0';
+}
+
+/* Beside the manifest and its files the folder holds nothing that a reader could take for weights.  A tokenizer, a README.md are
+ * what users of transformers put there. */
+static assay_status verify_set(const char *dir, const json_t *files)
+{
+    char extra[256] = "";
+    ASSAY_TRY(each_extra(dir, files, keep_weights, extra));
     ASSAY_CHECK(extra[0] == 0, ASSAY_FORMAT, "%s/%s: the manifest does not name this file", dir, extra);
     return ASSAY_OK;
 }
@@ -204,5 +228,32 @@ assay_status assay_checkpoint_verify_each(const char *dir, const assay_checkpoin
 done:
     json_decref(manifest);
     *found = f.n;
+    return st;
+}
+
+typedef struct extras {
+    assay_checkpoint_finding sink;
+    void *user;
+} extras;
+
+static bool tell_extra(void *user, const char *name)
+{
+    const extras *x = user;
+    if (!could_be_weights(name))
+        x->sink(x->user, name);
+    return true;
+}
+
+assay_status assay_checkpoint_extras(const char *dir, assay_checkpoint_finding sink, void *user)
+{
+    char path[ASSAY_CHECKPOINT_PATH + 64];
+    json_t *manifest = NULL;
+    extras x = {sink, user};
+    assay_checkpoint_file(path, dir, "manifest.json");
+    ASSAY_TRY(load_manifest(dir, path, &manifest));
+    assay_status st = verify_manifest(dir, path, manifest, false);
+    if (st == ASSAY_OK)
+        st = each_extra(dir, json_object_get(manifest, "files"), tell_extra, &x);
+    json_decref(manifest);
     return st;
 }

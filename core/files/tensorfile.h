@@ -47,6 +47,8 @@ const char *assay_tensorfile_path_of(const assay_tensorfile *f, const assay_tens
  * says so).  ASSAY_UNSUPPORTED: it has weights in a form that is not read (pytorch_model.bin, shards without an index, GGUF,
  * adapters, ...): they are named, and no others are drawn in their place. */
 assay_status assay_tensorfile_in_folder(const char *folder, bool *stored);
+/* Whether a file of this name holds weights, or says where they are, for one of the programs that write models; a batch file's does, too. */
+bool assay_is_weights_name(const char *name);
 
 ASSAY_END_DECLS
 

@@ -160,6 +160,18 @@ static bool ends(const char *name, const char *with)
     return n >= m && strcmp(name + n - m, with) == 0;
 }
 
+bool assay_is_weights_name(const char *name)
+{
+    static const char *const last[] = {".bin",  ".bin.index.json", ".pt",       ".pth",   ".ckpt",
+                                       ".gguf", ".ggml",           ".distcp",   ".h5",    ".msgpack",
+                                       ".npz",  ".onnx",           ".pdparams", ".pdopt", ".nemo"};
+    for (size_t i = 0; i < sizeof last / sizeof *last; i++)
+        if (ends(name, last[i]))
+            return true;
+    /* Anywhere: an index and what is left of a download have it in the middle. */
+    return strstr(name, ".safetensors") != NULL || begins(name, "adapter_model.");
+}
+
 /* Weights that are not read here: other formats, and shards whose index is missing. */
 static bool is_foreign(const char *name)
 {

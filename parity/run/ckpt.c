@@ -80,6 +80,12 @@ static void say_finding(void *user, const char *text)
     printf("wrong: %s\n", text);
 }
 
+static void say_extra(void *user, const char *name)
+{
+    printf("note: %s/%s: the manifest does not name this file: it was not verified\n", (const char *)user,
+           name);
+}
+
 /* config.json says the model that state.json says; else a finding. */
 static assay_status verify_config(const char *dir, const assay_checkpoint *c, int64_t *found)
 {
@@ -112,6 +118,8 @@ static assay_status verify(const ckpt_options *o, int *code)
     const assay_checkpoint_ignore ignore = {o->missing, o->unexpected, o->mismatched};
     ASSAY_TRY(assay_checkpoint_verify_each(o->paths[1], &ignore, say_finding, NULL, &found));
     const double seconds = assay_monotonic_s() - begin;
+    if (found == 0)
+        ASSAY_TRY(assay_checkpoint_extras(o->paths[1], say_extra, (void *)(uintptr_t)o->paths[1]));
     if (found > 0)
         return tell_findings(o->paths[1], found, code);
     ASSAY_TRY(assay_checkpoint_open_share(&c, o->paths[1], &ignore, ASSAY_CHECKPOINT_HASHED, 1));

@@ -433,7 +433,11 @@ Test(core_checkpoint, what_does_not_belong_is_refused)
         {"sed -i 's/\"step\": 3/\"step\": 4/' a/state.json", "a/state.json: expected SHA-256"},
         {"touch a/model-00002-of-00002.safetensors", "the manifest does not name this file"},
         {"touch a/model-00001-of-00001.safetensors.tmp", "the manifest does not name this file"},
-        {"touch a/notes.txt", "a/notes.txt: the manifest does not name this file"},
+        {"touch a/consolidated.safetensors",
+         "a/consolidated.safetensors: the manifest does not name this file"},
+        {"touch a/pytorch_model.bin", "a/pytorch_model.bin: the manifest does not name this file"},
+        {"touch a/adapter_config.json", "a/adapter_config.json: the manifest does not name this file"},
+        {"ln -s nowhere a/model.safetensors", "a/model.safetensors: the manifest does not name this file"},
         {"cp b/state.json a", "a/state.json: expected SHA-256"},
         {"rm a/optimizer-00001-of-00001.safetensors", "optimizer-00001-of-00001.safetensors: listed in the"},
         {"mv a/config.json . && ln -s ../config.json a/config.json", "a/config.json: listed in the manifest: "
@@ -451,6 +455,31 @@ Test(core_checkpoint, what_does_not_belong_is_refused)
         in_root(rows[i].shell);
         expect_refused(path_of("a"), rows[i].message, rows[i].shell);
     }
+    assay_spec_destroy(spec);
+}
+
+static void note(void *user, const char *name)
+{
+    char *all = user;
+    snprintf(all + strlen(all), 256 - strlen(all), "%s;", name);
+}
+
+/* What users of transformers add to a model: nothing that a reader could take for weights. */
+Test(core_checkpoint, a_tokenizer_beside_a_checkpoint_harms_it_not)
+{
+    char notes[256] = "";
+    assay_model_spec *spec = checkpoint_spec(qwen3_small);
+    write_two(spec);
+    in_root("echo {} > a/tokenizer_config.json && echo x > a/README.md && mkdir a/runs");
+    assay_checkpoint_close(opened(path_of("a")));
+    cr_expect_eq(assay_checkpoint_extras(path_of("a"), note, notes), ASSAY_OK, "%s", assay_error_message());
+    cr_expect_eq(strlen(notes), strlen("tokenizer_config.json;README.md;runs;"), "%s", notes);
+    cr_expect(strstr(notes, "tokenizer_config.json;") && strstr(notes, "README.md;") &&
+                  strstr(notes, "runs;"),
+              "%s", notes);
+    notes[0] = '\0';
+    cr_expect_eq(assay_checkpoint_extras(path_of("b"), note, notes), ASSAY_OK);
+    cr_expect_str_eq(notes, "");
     assay_spec_destroy(spec);
 }
 

@@ -94,16 +94,34 @@ Test(ckpt, everything_that_is_wrong_is_named)
     save("b", "--train-iters 1 --lr 0.002");
     EXPECT(1, "master_weights lm_head.weight: ", "diff %s %s", cli_file("a"), cli_file("b"));
     snprintf(damage, sizeof damage,
-             "cd %s && rm config.json && touch extra && truncate -s 100 optimizer-00003-of-*.safetensors && "
+             "cd %s && rm config.json && touch extra.bin notes && truncate -s 100 "
+             "optimizer-00003-of-*.safetensors && "
              "printf x | dd of=$(ls model-00002-of-*) bs=1 seek=40000 conv=notrunc status=none",
              cli_file("a"));
     cr_assert_eq(system(damage), 0);
     EXPECT(1, "config.json: listed in the manifest", "verify %s", cli_file("a"));
-    EXPECT(1, "extra: the manifest does not name this file", "verify %s", cli_file("a"));
+    EXPECT(1, "extra.bin: the manifest does not name this file", "verify %s", cli_file("a"));
     EXPECT(1, "bytes, found 100", "verify %s", cli_file("a"));
     EXPECT(1, "safetensors: expected SHA-256", "verify %s", cli_file("a"));
     EXPECT(1, ": 4 findings", "verify %s", cli_file("a"));
     EXPECT(2, "safetensors: expected SHA-256", "inspect %s", cli_file("a"));
+}
+
+/* A converted checkpoint is a model folder, to which its user adds what transformers wants. */
+Test(ckpt, files_that_are_no_weights_are_noted)
+{
+    save("a", "--train-iters 1");
+    EXPECT(0, "wrote", "convert a model");
+    cli_write_text(cli_file("model/tokenizer_config.json"), "{}");
+    EXPECT(0, "note: model/tokenizer_config.json: the manifest does not name this file", "verify model");
+    EXPECT(0, "whole: ", "verify model");
+    EXPECT(0, "wrote", "convert model again");
+    EXPECT(0, "wrote", "merge model model merged");
+    cr_expect(cli_exists(cli_file("merged/tokenizer_config.json")));
+    cli_write_text(cli_file("model/consolidated.safetensors"), "");
+    EXPECT(1, "wrong: model/consolidated.safetensors: the manifest does not name this file", "verify model");
+    EXPECT(2, "model/consolidated.safetensors: the manifest does not name this file",
+           "merge model model other");
 }
 
 Test(ckpt, hostile_arguments_are_refused)
