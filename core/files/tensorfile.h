@@ -44,8 +44,9 @@ const char *assay_tensorfile_path(const assay_tensorfile *f);
 const char *assay_tensorfile_path_of(const assay_tensorfile *f, const assay_tensor_info *t);
 
 /* Whether a Hugging Face folder has weights: model.safetensors or its index, also as a link that leads nowhere (opening it then
- * says so).  ASSAY_UNSUPPORTED: it has weights in a form that is not read (pytorch_model.bin, shards without an index, GGUF,
- * adapters, ...): they are named, and no others are drawn in their place. */
+ * says so).  ASSAY_UNSUPPORTED: it has weights in a form or under a name that is not read (pytorch_model.bin,
+ * consolidated.safetensors, shards without an index, GGUF, adapters, ...): one is named, and no others are drawn in their place.  Batch files
+ * and the .bin of an indexed dataset are no weights. */
 assay_status assay_tensorfile_in_folder(const char *folder, bool *stored);
 /* Whether a file of this name holds weights, or says where they are, for one of the programs that write models; a batch file's does, too. */
 bool assay_is_weights_name(const char *name);

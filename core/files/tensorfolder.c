@@ -172,13 +172,39 @@ bool assay_is_weights_name(const char *name)
     return strstr(name, ".safetensors") != NULL || begins(name, "adapter_model.");
 }
 
-/* Weights that are not read here: other formats, and shards whose index is missing. */
-static bool is_foreign(const char *name)
+/* A batch file lies beside a configuration, too. */
+static bool is_batch(const char *path)
 {
-    return (begins(name, "pytorch_model") && (ends(name, ".bin") || ends(name, ".bin.index.json"))) ||
-           (begins(name, "model-") && ends(name, ".safetensors")) || ends(name, ".gguf") ||
-           ends(name, ".pth") || strcmp(name, "tf_model.h5") == 0 ||
-           strcmp(name, "flax_model.msgpack") == 0 || begins(name, "adapter_model.");
+    assay_tensorfile *f = NULL;
+    if (assay_tensorfile_open(&f, path) != ASSAY_OK) {
+        assay_error_clear();
+        return false;
+    }
+    const bool batch =
+        (assay_tensorfile_find(f, "input_ids") != NULL || assay_tensorfile_find(f, "tokens") != NULL) &&
+        assay_tensorfile_find(f, "labels") != NULL;
+    assay_tensorfile_close(f);
+    return batch;
+}
+
+/* Weights that are not read here: other names, other formats, shards whose index is missing.  No weights: the data of an indexed
+ * dataset, X.bin beside X.idx, and batch files. */
+static bool is_foreign(const char *folder, const char *name)
+{
+    char path[PATH_MAX];
+    struct stat sb;
+    if (!assay_is_weights_name(name))
+        return false;
+    if (path_in(folder, name, path) != ASSAY_OK) {
+        assay_error_clear();
+        return true;
+    }
+    if (ends(name, ".safetensors"))
+        return !is_batch(path);
+    if (!ends(name, ".bin"))
+        return true;
+    memcpy(path + strlen(path) - 4, ".idx", 4);
+    return stat(path, &sb) != 0;
 }
 
 assay_status assay_tensorfile_in_folder(const char *folder, bool *stored)
@@ -189,12 +215,12 @@ assay_status assay_tensorfile_in_folder(const char *folder, bool *stored)
     ASSAY_TRY(look_for(folder, INDEX, stored));
     DIR *d = *stored ? NULL : opendir(folder);
     for (const struct dirent *e = d ? readdir(d) : NULL; e != NULL && found[0] == '\0'; e = readdir(d))
-        if (is_foreign(e->d_name))
+        if (is_foreign(folder, e->d_name))
             snprintf(found, sizeof found, "%s", e->d_name);
     if (d)
         closedir(d);
     ASSAY_CHECK(found[0] == '\0', ASSAY_UNSUPPORTED,
-                "%s: holds weights that are not read (%s): expected " SINGLE ", or " INDEX
+                "%s: holds %s, which is not read: expected " SINGLE ", or " INDEX
                 " with its shards, or a configuration alone",
                 folder, found);
     return ASSAY_OK;

@@ -350,13 +350,15 @@ Test(step_files, weights_of_another_form_are_refused)
     } rows[] = {
         {"model.safetensors", "moved-away.safetensors", "expected model.safetensors"},
         {"model.safetensors.index.json", "nowhere.json", "expected model.safetensors"},
-        {"pytorch_model.bin", NULL, "(pytorch_model.bin)"},
-        {"pytorch_model-00001-of-00002.bin", NULL, "(pytorch_model-00001-of-00002.bin)"},
-        {"pytorch_model.bin.index.json", NULL, "(pytorch_model.bin.index.json)"},
-        {"model-00001-of-00002.safetensors", NULL, "(model-00001-of-00002.safetensors)"},
-        {"llama.gguf", NULL, "(llama.gguf)"},
-        {"consolidated.00.pth", NULL, "(consolidated.00.pth)"},
-        {"adapter_model.safetensors", NULL, "(adapter_model.safetensors)"},
+        {"pytorch_model.bin", NULL, "w: holds pytorch_model.bin, which is not read"},
+        {"pytorch_model-00001-of-00002.bin", NULL,
+         "w: holds pytorch_model-00001-of-00002.bin, which is not read"},
+        {"pytorch_model.bin.index.json", NULL, "w: holds pytorch_model.bin.index.json, which is not read"},
+        {"model-00001-of-00002.safetensors", NULL,
+         "w: holds model-00001-of-00002.safetensors, which is not read"},
+        {"llama.gguf", NULL, "w: holds llama.gguf, which is not read"},
+        {"consolidated.00.pth", NULL, "w: holds consolidated.00.pth, which is not read"},
+        {"adapter_model.safetensors", NULL, "w: holds adapter_model.safetensors, which is not read"},
     };
     static const char *const engines[] = {"ref", "sim"};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {

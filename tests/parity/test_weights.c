@@ -76,6 +76,49 @@ Test(weights, stored_weights_and_a_seed_contradict_each_other)
     }
 }
 
+/* By any program that writes models: none are drawn beside them, and a configuration beside them is not said to be alone. */
+Test(weights, weights_that_are_not_read_are_named)
+{
+    static const char *const names[] = {"consolidated.safetensors",
+                                        "model.fp16.safetensors",
+                                        "__0_0.distcp",
+                                        "model_optim_rng.pt",
+                                        "consolidated.00.pth",
+                                        "pytorch_model.bin",
+                                        "diffusion_pytorch_model.bin.index.json",
+                                        "model-00001-of-00002.safetensors",
+                                        "model.q4.gguf"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char path[CLI_PATH], says[CLI_PATH];
+        snprintf(path, sizeof path, "%s/bare/%s", cli_folder, names[i]);
+        snprintf(says, sizeof says, "bare: holds %s, which is not read", names[i]);
+        if (i == 0)
+            cli_copy(MODELS "llama/model.safetensors", path);
+        else
+            cli_write_text(path, "weights");
+        for (int drawn = 0; drawn < 2; drawn++) {
+            cli_result r = cli_run("step --engine ref --model bare" BATCH "--out out %s",
+                                   drawn ? "--draw-weights 7" : "");
+            cli_expect_refusal(&r, names[i], (const char *const[]){says, NULL});
+            cli_free(&r);
+        }
+        unlink(path);
+    }
+    cr_expect_not(cli_exists(cli_file("out")));
+}
+
+/* Beside a configuration there may be data. */
+Test(weights, data_beside_a_configuration_is_no_weights)
+{
+    cli_copy(MODELS "llama/batch.safetensors", cli_file("bare/batch.safetensors"));
+    cli_write_text(cli_file("bare/text_document.bin"), "tokens");
+    cli_write_text(cli_file("bare/text_document.idx"), "index");
+    cli_result r =
+        cli_run("step --engine ref --model bare --batch bare/batch.safetensors --out out --draw-weights 7");
+    cli_expect_success(&r, "data");
+    cli_free(&r);
+}
+
 /* The batch file holds the data: nothing is left for a seed. */
 Test(weights, a_step_has_no_seed)
 {
