@@ -47,6 +47,20 @@ static assay_status check_text(const char *text, size_t bytes, const char *what)
     return ASSAY_OK;
 }
 
+/* What Python's json writes for a number that is not finite, where the parser gave up; else NULL.  It stops behind a word and behind a
+ * minus. */
+static const char *not_finite(const char *text, size_t bytes, const json_error_t *error)
+{
+    static const char *const words[] = {"-Infinity", "Infinity", "NaN"};
+    const size_t at = error->position > 0 ? (size_t)error->position : 0;
+    for (int i = 0; i < 3; i++) {
+        const size_t n = strlen(words[i]), read = i == 0 ? 1 : n;
+        if (at >= read && at <= bytes && bytes - at >= n - read && memcmp(text + at - read, words[i], n) == 0)
+            return words[i];
+    }
+    return NULL;
+}
+
 assay_status assay_json_parse(json_t **out, const char *text, size_t bytes, const char *what)
 {
     *out = NULL;
@@ -61,6 +75,11 @@ assay_status assay_json_parse(json_t **out, const char *text, size_t bytes, cons
     if (root == NULL) {
         const assay_status st =
             json_error_code(&error) == json_error_out_of_memory ? ASSAY_OUT_OF_MEMORY : ASSAY_FORMAT;
+        const char *word = not_finite(text, bytes, &error);
+        ASSAY_CHECK(word == NULL, ASSAY_FORMAT,
+                    "%s:%d:%d: %s is not JSON, though Python's json writes it: expected a number that is "
+                    "finite, or null",
+                    what, error.line, error.column, word);
         ASSAY_FAIL(st, "%s:%d:%d: %s", what, error.line, error.column, error.text);
     }
     *out = root;
