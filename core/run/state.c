@@ -47,6 +47,8 @@ json_t *assay_state_to_json(const assay_state *s)
                   "loss_scaler", "loss_scale", 1.0, "dynamic", 0, "random", random_to_json(s->options));
     if (out != NULL && s->run != NULL && s->run[0] != '\0')
         json_object_set_new(out, "run", json_string(s->run));
+    if (out != NULL) /* not in `training`: a run may go on with another one */
+        json_object_set_new(out, "micro_batch_size", json_integer(s->batches->b));
     return out;
 }
 
@@ -166,6 +168,7 @@ static assay_status check(const assay_train_options *o, const json_t *state, con
                 "begins one with its weights",
                 o->load);
     ASSAY_TRY(assay_training_check(o->load, state, o, say));
+    assay_training_say_rows(o->load, state, o, config, b, say);
     ASSAY_TRY(check_random(o->load, state, o, say));
     if (assay_metrics_wanted(o))
         ASSAY_TRY(assay_consumed_check(o->load, state, b, o, *step, say));

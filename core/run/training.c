@@ -150,3 +150,49 @@ assay_status assay_training_check(const char *dir, const json_t *header, const a
                 dir, list.text);
     return ASSAY_OK;
 }
+
+/* --- rows of a microbatch ----------------------------------------------------------------------------------- */
+/* Whether two rows have another number of targets: then microbatches of them do, too. */
+static bool targets_differ(const assay_batches *b)
+{
+    const int64_t rows = b->steps * b->microbatches * b->b;
+    int64_t first = -1;
+    for (int64_t r = 0; r < rows; r++) {
+        int64_t n = 0;
+        for (int64_t s = b->shifted ? 0 : 1; s < b->s; s++)
+            n += b->labels[r * b->s + s] != ASSAY_IGNORE_INDEX;
+        if (first >= 0 && n != first)
+            return true;
+        first = n;
+    }
+    return false;
+}
+
+void assay_training_say_rows(const char *dir, const json_t *header, const assay_train_options *o,
+                             const assay_model_config *config, const assay_batches *b, FILE *say)
+{
+    const json_t *there = json_object_get(header, "micro_batch_size");
+    if (!json_is_integer(there) || json_integer_value(there) == b->b || say == NULL)
+        return;
+    const bool experts = config->num_moe_experts > 0;
+    const struct {
+        bool is;
+        const char *why;
+    } rows[] = {
+        {experts && assay_balancing_coeff(o, ASSAY_BALANCING_AUX) > 0.0, "aux_loss is that of a microbatch"},
+        {experts && assay_balancing_coeff(o, ASSAY_BALANCING_GLOBAL_AUX) > 0.0,
+         "global_aux_loss runs over microbatches"},
+        {experts && o->moe_expert_capacity_factor > 0.0,
+         "moe_expert_capacity_factor is a share of a microbatch"},
+        {!o->calculate_per_token_loss && targets_differ(b),
+         "calculate_per_token_loss false: a mean of means over microbatches, whose targets differ in number"},
+        {o->attention_dropout > 0.0 || assay_branch_dropout(o) > 0.0, "dropout draws by microbatch"},
+        {experts && o->moe_input_jitter_eps > 0.0, "moe_input_jitter_eps draws by microbatch"},
+        {experts && o->moe_router_force_load_balancing,
+         "moe_router_force_load_balancing draws by microbatch"}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (rows[i].is)
+            fprintf(say,
+                    "WARNING: checkpoint %s: micro_batch_size: trained with %lld, continued with %lld: %s\n",
+                    dir, (long long)json_integer_value(there), (long long)b->b, rows[i].why);
+}

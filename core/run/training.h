@@ -3,6 +3,7 @@
 #ifndef ASSAY_CORE_TRAINING_H
 #define ASSAY_CORE_TRAINING_H
 
+#include "core/files/batches.h"
 #include "core/run/options.h"
 
 ASSAY_BEGIN_DECLS
@@ -18,6 +19,12 @@ json_t *assay_training_to_json(const assay_train_options *o);
  * options of this run hold.  draw_weights is compared where this run draws. */
 assay_status assay_training_check(const char *dir, const json_t *header, const assay_train_options *o,
                                   FILE *say);
+
+/* Rows of a microbatch are no option of an engine but the batch file's, and a run may go on with another number of them (Megatron-LM's
+ * may, too).  Where that changes the numbers of a step `say` is told why: a loss of the router or an expert's capacity counts over a
+ * microbatch, a mean of means weighs its targets, random draws are numbered by it.  A header without the number says nothing. */
+void assay_training_say_rows(const char *dir, const json_t *header, const assay_train_options *o,
+                             const assay_model_config *config, const assay_batches *b, FILE *say);
 
 ASSAY_END_DECLS
 

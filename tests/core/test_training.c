@@ -143,3 +143,67 @@ Test(core_training, an_unknown_member_is_a_difference)
                  "dropout: 0.1 there, absent here");
     json_decref(head);
 }
+
+/* --- rows of a microbatch ----------------------------------------------------------------------------------- */
+/* What is said where a run of microbatches of 2 rows goes on with those of 1; the second of 4 rows of 4 positions may have a target less. */
+static void say_rows(const char *const *set, int64_t experts, bool masked, int64_t there, char out[2000])
+{
+    static assay_model_config config;
+    int64_t labels[16] = {0};
+    const assay_batches b = {.steps = 1, .microbatches = 4, .b = 1, .s = 4, .labels = labels};
+    const assay_train_options o = options(set);
+    FILE *f = tmpfile();
+    json_t *head = header(&o);
+    cr_assert_not_null(f);
+    config.num_moe_experts = experts;
+    labels[6] = masked ? ASSAY_IGNORE_INDEX : 0;
+    if (there > 0)
+        json_object_set_new(head, "micro_batch_size", json_integer(there));
+    assay_training_say_rows("c", head, &o, &config, &b, f);
+    assay_training_say_rows("c", head, &o, &config, &b, NULL);
+    rewind(f);
+    out[fread(out, 1, 1999, f)] = '\0';
+    fclose(f);
+    json_decref(head);
+}
+
+Test(core_training, rows_of_a_microbatch_are_said_where_they_change_a_number)
+{
+    static const struct {
+        const char *set[5];
+        int64_t experts;
+        bool masked;
+        const char *why; /* NULL: nothing changes */
+    } rows[] = {
+        {{NULL}, 4, true, NULL},
+        {{"moe_aux_loss_coeff", "0.1"}, 4, false, "aux_loss is that of a microbatch"},
+        {{"moe_aux_loss_coeff", "0.1"}, 0, false, NULL},
+        {{"moe_router_load_balancing_type", "seq_aux_loss", "moe_aux_loss_coeff", "0.1"}, 4, false, NULL},
+        {{"moe_router_load_balancing_type", "global_aux_loss", "moe_aux_loss_coeff", "0.1"},
+         4,
+         false,
+         "global_aux_loss runs over microbatches"},
+        {{"moe_z_loss_coeff", "0.1"}, 4, false, NULL},
+        {{"moe_expert_capacity_factor", "1"}, 4, false, "moe_expert_capacity_factor"},
+        {{"calculate_per_token_loss", "false"}, 0, true, "calculate_per_token_loss false: a mean of means"},
+        {{"calculate_per_token_loss", "false"}, 0, false, NULL},
+        {{"hidden_dropout", "0.1"}, 0, false, "dropout draws by microbatch"},
+        {{"moe_input_jitter_eps", "0.1"}, 4, false, "moe_input_jitter_eps draws"},
+        {{"moe_router_force_load_balancing", "true"}, 4, false, "moe_router_force_load_balancing draws"},
+    };
+    char said[2000], wanted[200];
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        say_rows(rows[i].set, rows[i].experts, rows[i].masked, 2, said);
+        snprintf(wanted, sizeof wanted,
+                 "WARNING: checkpoint c: micro_batch_size: trained with 2, continued with 1: %s",
+                 rows[i].why != NULL ? rows[i].why : "");
+        cr_expect(rows[i].why != NULL
+                      ? strstr(said, wanted) == said && strchr(said, '\n') == said + strlen(said) - 1
+                      : said[0] == '\0',
+                  "row %zu: %s", i, said);
+        say_rows(rows[i].set, rows[i].experts, rows[i].masked, 1, said);
+        cr_expect_str_eq(said, "", "row %zu: the same rows", i);
+        say_rows(rows[i].set, rows[i].experts, rows[i].masked, 0, said);
+        cr_expect_str_eq(said, "", "row %zu: a checkpoint of before", i);
+    }
+}

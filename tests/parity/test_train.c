@@ -110,6 +110,27 @@ Test(train, a_run_that_goes_on_is_the_run_that_never_stopped)
 }
 
 /* Weights that were stored in fp8 are trained and written as F32: nobody is told to look for scales. */
+/* As Megatron-LM's may; where that changes a number it is said, once. */
+Test(train, a_run_goes_on_with_other_rows_in_a_microbatch)
+{
+    static const char said[] =
+        "micro_batch_size: trained with 2, continued with 1: dropout draws by microbatch";
+    static const char *const dropout[] = {"0.1", "0"};
+    for (int i = 0; i < 2; i++) {
+        char line[CLI_LINE];
+        snprintf(line, sizeof line, "--hidden-dropout %s --train-iters 1 --save run%d", dropout[i], i);
+        train_ok(line);
+        cli_result r = cli_run(
+            "train --engine sim --layout dp2 --config %s --data " TEXT
+            " --seq-length 16 --micro-batch-size 1 --global-batch-size 4 --lr 0.002 --hidden-dropout %s "
+            "--train-iters 2 --load run%d",
+            small_config(), dropout[i], i);
+        cli_expect_success(&r, dropout[i]);
+        cr_expect_eq(cli_count(r.err, said), i == 0 ? 1 : 0, "%s", r.err);
+        cli_free(&r);
+    }
+}
+
 /* DIR/ is DIR: of what is made, and of what a run goes on with. */
 Test(train, folders_may_end_in_slashes)
 {
