@@ -1,7 +1,7 @@
 """golden/adapters: LoRA adapters in PEFT's form, and what PEFT's merge_and_unload makes of them.
 
 On models of golden/models, with adapters that PEFT saved (weights drawn here, B not 0): merged.safetensors holds every tensor that differs from the
-base, as fp32/NAME of a model in float32, bf16/NAME of one in bfloat16 (adapter in bfloat16, too) and fp64/NAME of one in float64.
+base, or that the base has not (a head that is no longer tied), as fp32/NAME of a model in float32, bf16/NAME of one in bfloat16 (adapter in bfloat16, too) and fp64/NAME of one in float64.
 saved: whether assay's lora-save of it, loaded by PeftModel.from_pretrained, has the same bits (asserted here).
 Run: python golden/make_adapters.py build/dev/bin/assay        (peft 0.21)
 """
@@ -35,6 +35,8 @@ CASES = {
     "qwen2_layers": ("qwen2", dict(r=1, lora_alpha=1, target_modules=["o_proj"], layers_to_transform=[1, 3],
                                    fan_in_fan_out=True)),
     "qwen3_moe": ("qwen3_moe", dict(r=4, lora_alpha=8, target_modules=ATTENTION)),
+    "llama_saved_embedding": ("llama", dict(r=2, lora_alpha=2, target_modules=["q_proj"], modules_to_save=["embed_tokens"])),
+    "llama_saved_head": ("llama", dict(r=2, lora_alpha=2, target_modules=["q_proj"], modules_to_save=["lm_head"])),
 }
 TYPES = {"fp64": FLOAT64, "fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -47,6 +49,12 @@ def on_disk(model, folder):
     """Names and tensors as save_pretrained writes them (experts one by one, a tied head once)."""
     model.save_pretrained(folder)
     return load_file(pathlib.Path(folder) / "model.safetensors")
+
+
+def untied(config, model):
+    """Of a tied model, when PEFT trains a copy of embedding or head beside the other one."""
+    tied = json.loads((GOLDEN / "models" / model / "config.json").read_text()).get("tie_word_embeddings", False)
+    return tied and bool({"embed_tokens", "lm_head"} & set(config.get("modules_to_save", ())))
 
 
 def make(name, model, config, assay):
@@ -74,9 +82,9 @@ def make(name, model, config, assay):
             loaded = peft.PeftModel.from_pretrained(base(model, dtype), folder, autocast_adapter_dtype=False)
             loaded = loaded.to(dtype) if word != "fp32" else loaded
             after = on_disk(loaded.merge_and_unload(safe_merge=True), pathlib.Path(work) / "b")
-        assert before.keys() == after.keys()
-        for key in before:
-            if not torch.equal(before[key], after[key]):
+        assert after.keys() - before.keys() == ({"lm_head.weight"} if untied(config, model) else set()) and not before.keys() - after.keys()
+        for key in after:
+            if key not in before or not torch.equal(before[key], after[key]):
                 merged[f"{word}/{key}"] = after[key]
     save_safetensors(folder / "merged.safetensors", merged)
     with tempfile.TemporaryDirectory() as work:

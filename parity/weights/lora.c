@@ -13,7 +13,18 @@ typedef struct lora {
     assay_adapter adapter;
     parity_made *made;
     int64_t n_made;
+    bool untied; /* the model's head and embedding are one, and those of what is made are two */
 } lora;
+
+static const char head[] = "lm_head.weight", embedded[] = "model.embed_tokens.weight";
+
+/* The tensor below: a tied head is the embedding. */
+static const assay_tensor_info *base_of(const lora *l, const char *name)
+{
+    const assay_tensor_info *t = assay_tensorfile_find(l->model.file, name);
+    return t == NULL && l->untied && strcmp(name, head) == 0 ? assay_tensorfile_find(l->model.file, embedded)
+                                                             : t;
+}
 
 /* --- numbers of an adapter -------------------------------------------------------------------------------------- */
 static assay_status read_part(const assay_adapter *a, const assay_tensor_info *t, double **out)
@@ -80,7 +91,7 @@ static assay_status make_merged(void *user, const parity_made *t, double **out)
     if (m != NULL && m->part[ASSAY_LORA_WHOLE] != NULL)
         ASSAY_TRY(read_part(&l->adapter, m->part[ASSAY_LORA_WHOLE], out));
     else
-        ASSAY_TRY(parity_model_read(&l->model, assay_tensorfile_find(l->model.file, t->name), out));
+        ASSAY_TRY(parity_model_read(&l->model, base_of(l, t->name), out));
     return m != NULL && m->r > 0 ? add_low_rank(l, m, t, *out) : ASSAY_OK;
 }
 
@@ -111,7 +122,7 @@ static assay_status check_modules(const lora *l)
         const assay_lora_module *m = &l->adapter.modules[i];
         char name[ASSAY_MODULE_NAME + 16];
         snprintf(name, sizeof name, "%s.weight", m->name);
-        const assay_tensor_info *w = assay_tensorfile_find(l->model.file, name);
+        const assay_tensor_info *w = base_of(l, name);
         ASSAY_CHECK(
             w != NULL, ASSAY_MISMATCH,
             "%s: is adapted, but %s has no tensor '%s' (a tied head is stored once, as the embedding)",
@@ -149,13 +160,63 @@ static assay_status check_complete(const lora *l)
     return ASSAY_OK;
 }
 
+/* --- tied heads --------------------------------------------------------------------------------------------------- */
+/* Of modules_to_save: a module of its own that takes the place of the model's. */
+static bool is_saved(const lora *l, const char *module)
+{
+    const assay_lora_module *m = assay_adapter_find(&l->adapter, module);
+    return m != NULL && m->part[ASSAY_LORA_WHOLE] != NULL && m->r == 0;
+}
+
+static bool is_embedding(const char *module)
+{
+    static const char *const names[] = {"embed_tokens",    "lm_head",    "wte",
+                                        "word_embeddings", "shared",     "embed_in",
+                                        "embed_out",       "embeddings", NULL};
+    const char *dot = strrchr(module, '.');
+    for (int i = 0; names[i] != NULL; i++)
+        if (strcmp(dot != NULL ? dot + 1 : module, names[i]) == 0)
+            return true;
+    return false;
+}
+
+/* Whether the head is the embedding.  Classes that say nothing in config.json may tie it by default. */
+static bool may_be_tied(const parity_model *m)
+{
+    const json_t *tie = json_object_get(m->config, "tie_word_embeddings");
+    const char *class = json_string_value(json_array_get(json_object_get(m->config, "architectures"), 0));
+    const bool has_head = class == NULL || strstr(class, "LM") != NULL || strstr(class, "Generation") != NULL;
+    return has_head && (json_is_true(tie) || (tie == NULL && assay_tensorfile_find(m->file, head) == NULL));
+}
+
+/* A tied embedding or head in modules_to_save is trained beside the other one, which stays what it was: merge_and_unload unties the
+ * model and stores both. */
+static assay_status find_untied(lora *l)
+{
+    const bool tied = may_be_tied(&l->model);
+    for (int64_t i = 0; i < l->adapter.n && tied; i++) {
+        const char *module = l->adapter.modules[i].name;
+        if (!is_embedding(module) || !is_saved(l, module))
+            continue;
+        ASSAY_CHECK(json_is_true(json_object_get(l->model.config, "tie_word_embeddings")) &&
+                        (strcmp(module, "lm_head") == 0 || strcmp(module, "model.embed_tokens") == 0) &&
+                        assay_tensorfile_find(l->model.file, embedded) != NULL,
+                    ASSAY_UNSUPPORTED,
+                    "%s: is in modules_to_save, and %s may tie head and embedding in a way that is not known "
+                    "here: untie the model first",
+                    module, l->model.dir);
+        l->untied = true;
+    }
+    return ASSAY_OK;
+}
+
 /* One of the two alone would be changed: what is written would be no tied model. */
 static assay_status check_tied(const lora *l)
 {
     static const char *const modules[] = {"lm_head", "model.embed_tokens"};
     bool two;
     ASSAY_TRY(parity_model_two_heads(&l->model, &two));
-    for (int i = 0; i < 2 && two; i++)
+    for (int i = 0; i < 2 && two && !l->untied; i++)
         ASSAY_CHECK(
             assay_adapter_find(&l->adapter, modules[i]) == NULL, ASSAY_MISMATCH,
             "%s: is adapted, but %s ties it (tie_word_embeddings) and holds lm_head.weight beside the "
@@ -164,11 +225,24 @@ static assay_status check_tied(const lora *l)
     return ASSAY_OK;
 }
 
+/* In the order of names. */
+static void add_head(lora *l)
+{
+    int64_t at = 0;
+    while (at < l->n_made && strcmp(l->made[at].name, head) < 0)
+        at++;
+    memmove(&l->made[at + 1], &l->made[at], (size_t)(l->n_made - at) * sizeof *l->made);
+    l->made[at] = parity_made_of(l->o, &l->model, assay_tensorfile_find(l->model.file, embedded));
+    l->made[at].name = head;
+    l->n_made++;
+}
+
 static assay_status list_model(lora *l)
 {
     const int64_t n = assay_tensorfile_count(l->model.file);
+    ASSAY_TRY(find_untied(l));
     ASSAY_TRY(check_tied(l));
-    l->made = calloc((size_t)n + 1, sizeof *l->made);
+    l->made = calloc((size_t)n + 2, sizeof *l->made);
     ASSAY_CHECK(l->made != NULL, ASSAY_OUT_OF_MEMORY, "%lld tensors", (long long)n);
     for (int64_t i = 0; i < n; i++) {
         const assay_tensor_info *t = assay_tensorfile_at(l->model.file, i);
@@ -176,6 +250,8 @@ static assay_status list_model(lora *l)
             continue;
         l->made[l->n_made++] = parity_made_of(l->o, &l->model, t);
     }
+    if (l->untied && assay_tensorfile_find(l->model.file, head) == NULL)
+        add_head(l);
     ASSAY_TRY(check_modules(l));
     return check_complete(l);
 }
@@ -200,6 +276,8 @@ assay_status parity_lora_merge(const parity_weights_options *o, const char *mode
     ASSAY_TRY_GOTO(assay_adapter_open(&l.adapter, adapter), st, done);
     ASSAY_TRY_GOTO(list_model(&l), st, done);
     ASSAY_TRY_GOTO(parity_weights_config(o, &l.model, l.made, l.n_made, &config), st, done);
+    ASSAY_CHECK_GOTO(!l.untied || json_object_set_new(config, "tie_word_embeddings", json_false()) == 0,
+                     ASSAY_OUT_OF_MEMORY, st, done, "%s: configuration", model);
     origin =
         json_pack("{s:s,s:s,s:s}", "made_by", "assay ckpt lora-merge", "model", model, "adapter", adapter);
     const parity_folder f = {.dir = to,
