@@ -6,6 +6,7 @@ saved: whether assay's lora-save of it, loaded by PeftModel.from_pretrained, has
 Run: python golden/make_adapters.py build/dev/bin/assay        (peft 0.21)
 """
 import json
+import os
 import pathlib
 import shutil
 import subprocess
@@ -22,6 +23,7 @@ from double import FLOAT64, deterministic
 from files import GOLDEN, save_json, save_safetensors, update_manifest
 
 FOLDER = GOLDEN / "adapters"
+GPT2 = "../adapters/gpt2_model"  # weights [in, out], attn.c_proj square: made here
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 CASES = {
     "llama": ("llama", dict(r=4, lora_alpha=16, target_modules=[*ATTENTION, "down_proj"])),
@@ -35,6 +37,8 @@ CASES = {
     "qwen2_layers": ("qwen2", dict(r=1, lora_alpha=1, target_modules=["o_proj"], layers_to_transform=[1, 3],
                                    fan_in_fan_out=True)),
     "qwen3_moe": ("qwen3_moe", dict(r=4, lora_alpha=8, target_modules=ATTENTION)),
+    "gpt2": (GPT2, dict(r=3, lora_alpha=4, target_modules=["c_attn", "c_proj"], fan_in_fan_out=True)),
+    "gpt2_dora": (GPT2, dict(r=2, lora_alpha=3, use_dora=True, target_modules=["c_proj"], fan_in_fan_out=False)),
     "llama_saved_embedding": ("llama", dict(r=2, lora_alpha=2, target_modules=["q_proj"], modules_to_save=["embed_tokens"])),
     "llama_saved_head": ("llama", dict(r=2, lora_alpha=2, target_modules=["q_proj"], modules_to_save=["lm_head"])),
 }
@@ -43,6 +47,16 @@ TYPES = {"fp64": FLOAT64, "fp32": torch.float32, "bf16": torch.bfloat16}
 
 def base(model, dtype):
     return transformers.AutoModelForCausalLM.from_pretrained(GOLDEN / "models" / model, dtype=dtype)
+
+
+def make_gpt2():
+    torch.manual_seed(2)
+    config = transformers.GPT2Config(vocab_size=29, n_embd=16, n_layer=2, n_head=2, n_positions=16)
+    model = transformers.GPT2LMHeadModel(config)
+    model.save_pretrained(GOLDEN / "models" / GPT2)
+    file = GOLDEN / "models" / GPT2 / "model.safetensors"
+    save_safetensors(file, load_file(file), {"format": "pt"})
+    (GOLDEN / "models" / GPT2 / "generation_config.json").unlink()
 
 
 def on_disk(model, folder):
@@ -68,7 +82,7 @@ def make(name, model, config, assay):
     adapted.save_pretrained(folder)
     (folder / "README.md").unlink(missing_ok=True)
     written = json.loads((folder / "adapter_config.json").read_text())
-    written["base_model_name_or_path"] = f"golden/models/{model}"
+    written["base_model_name_or_path"] = os.path.normpath(f"golden/models/{model}")
     for key in ("target_modules", "modules_to_save"):
         if isinstance(written[key], list):
             written[key] = sorted(written[key])
@@ -99,6 +113,7 @@ def main():
     deterministic()
     warnings.simplefilter("ignore")
     shutil.rmtree(FOLDER, ignore_errors=True)
+    make_gpt2()
     assay = str(pathlib.Path(sys.argv[1]).resolve())
     for name, (model, config) in CASES.items():
         make(name, model, config, assay)

@@ -34,6 +34,7 @@ typedef struct assay_adapter {
     int64_t r;
     double alpha;
     bool use_rslora, use_dora;
+    bool fan_in_fan_out;        /* as the file says it: whether a weight is [in, out] is the model's to say */
     assay_lora_module *modules; /* by name */
     int64_t n;
 } assay_adapter;

@@ -110,9 +110,7 @@ assay_status assay_adapter_read_config(assay_adapter *a, const char *what)
     ASSAY_TRY(assay_json_get_double(c, "lora_alpha", false, -1e9, 1e9, what, &a->alpha));
     ASSAY_TRY(assay_json_get_bool(c, "use_rslora", false, what, &a->use_rslora));
     ASSAY_TRY(assay_json_get_bool(c, "use_dora", false, what, &a->use_dora));
-    bool conv1d =
-        false; /* PEFT turns it off, with a warning, where weights are those of Linear: all of ours are */
-    ASSAY_TRY(assay_json_get_bool(c, "fan_in_fan_out", false, what, &conv1d));
+    ASSAY_TRY(assay_json_get_bool(c, "fan_in_fan_out", false, what, &a->fan_in_fan_out));
     ASSAY_TRY(check_init(c, what));
     ASSAY_TRY(check_names(c, "target_modules", true, what));
     ASSAY_TRY(check_names(c, "exclude_modules", true, what));

@@ -45,16 +45,7 @@ static assay_status list_linear(parity_model *m)
 
 assay_status parity_model_linear(parity_model *m)
 {
-    assay_model_config *c = calloc(1, sizeof *c);
-    ASSAY_CHECK(c != NULL, ASSAY_OUT_OF_MEMORY, "%s: configuration", m->dir);
-    assay_status st = ASSAY_OK;
-    if (assay_config_from_json(m->config, m->dir, c) == ASSAY_OK && c->arch != ASSAY_ARCH_MEGATRON) {
-        st = assay_spec_build(c, &m->spec);
-        if (st == ASSAY_OK)
-            st = list_linear(m);
-    }
-    free(c);
-    return st;
+    return m->spec != NULL && m->spec->config.arch != ASSAY_ARCH_MEGATRON ? list_linear(m) : ASSAY_OK;
 }
 
 /* Of a class that is not read: what most of them call a linear layer. */

@@ -23,6 +23,20 @@ static assay_status verify(const char *dir)
     return ASSAY_OK;
 }
 
+/* The parameter table of a configuration that is understood. */
+static assay_status build_spec(parity_model *m)
+{
+    assay_status st = ASSAY_OK;
+    assay_model_config *c = calloc(1, sizeof *c);
+    ASSAY_CHECK(c != NULL, ASSAY_OUT_OF_MEMORY, "%s: configuration", m->dir);
+    if (assay_config_from_json(m->config, m->dir, c) == ASSAY_OK)
+        st = assay_spec_build(c, &m->spec);
+    else
+        assay_error_clear();
+    free(c);
+    return st;
+}
+
 static assay_status open_all(parity_model *m)
 {
     char path[PATH_MAX];
@@ -31,6 +45,7 @@ static assay_status open_all(parity_model *m)
     ASSAY_TRY(assay_json_load(&m->config, path));
     ASSAY_CHECK(json_is_object(m->config), ASSAY_FORMAT, "%s: expected an object", path);
     ASSAY_TRY(assay_quantization_read(m->config, path, &m->quantization));
+    ASSAY_TRY(build_spec(m));
     return assay_tensorfile_open(&m->file, m->dir);
 }
 

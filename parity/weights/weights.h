@@ -77,7 +77,7 @@ typedef struct parity_model {
     json_t *config;
     assay_quantization quantization;
     assay_tensorfile *file;
-    assay_model_spec *spec; /* with `linear`: parity_model_linear */
+    assay_model_spec *spec; /* NULL: of a class that is not read */
     int64_t n_linear;
     const char **
         linear; /* [n_linear], sorted: tensors of linear layers; NULL: not looked for, or a class that is not read */

@@ -9,6 +9,8 @@ TestSuite(adapter, .init = cli_setup, .fini = cli_teardown, .timeout = 300);
 
 #define ADAPTERS ASSAY_SOURCE_DIR "/golden/adapters/"
 
+#define GPT2 "../adapters/gpt2_model" /* weights [in, out] */
+
 static const struct {
     const char *name, *model;
     int tensors; /* that the adapter changes */
@@ -19,6 +21,8 @@ static const struct {
              {"qwen2_dora", "qwen2", 9, 0},
              {"qwen2_layers", "qwen2", 2, 0},
              {"qwen3_moe", "qwen3_moe", 16, 0},
+             {"gpt2", GPT2, 6, 0},
+             {"gpt2_dora", GPT2, 4, 0},
              {"llama_saved_embedding", "llama", 4, 1},
              {"llama_saved_head", "llama", 3, 1}};
 enum { CASES = sizeof cases / sizeof *cases };
@@ -64,15 +68,17 @@ static double allowance(assay_dtype dtype, const assay_lora_module *m, double s,
                                                  : sum + fabs(merged) * (8.0 * u + gemm * (double)columns);
 }
 
-/* What DoRA multiplies the row of an element by; 1 without it. */
-static double factor(const assay_lora_module *m, double scale, const assay_tensor_info *before, int64_t row)
+/* What DoRA multiplies the row of an element by, of a transposed one (Conv1D) its column; 1 without it. */
+static double factor(const assay_lora_module *m, double scale, const assay_tensor_info *before, int64_t row,
+                     bool turned)
 {
     if (m == NULL || m->part[ASSAY_LORA_MAGNITUDE] == NULL)
         return 1.0;
-    const int64_t columns = before->shape[1];
+    const int64_t columns = before->shape[!turned], rows = before->shape[turned];
     double sum = 0.0;
     for (int64_t i = 0; i < columns; i++) {
-        double x = ref_stored_element(before->data, before->dtype, row * columns + i);
+        double x =
+            ref_stored_element(before->data, before->dtype, turned ? i * rows + row : row * columns + i);
         for (int64_t k = 0; k < m->r; k++)
             x += scale *
                  ref_stored_element(m->part[ASSAY_LORA_B]->data, m->part[ASSAY_LORA_B]->dtype,
@@ -87,7 +93,7 @@ static double factor(const assay_lora_module *m, double scale, const assay_tenso
 }
 
 static void expect_tensor(const char *what, assay_dtype dtype, const assay_lora_module *m, bool use_rslora,
-                          const assay_tensor_info *before, const assay_tensor_info *ours,
+                          bool turned, const assay_tensor_info *before, const assay_tensor_info *ours,
                           const assay_tensor_info *theirs)
 {
     const double scale =
@@ -98,7 +104,7 @@ static void expect_tensor(const char *what, assay_dtype dtype, const assay_lora_
         const bool embedding = m->part[ASSAY_LORA_A] == NULL;
         double *a = absolute(m->part[embedding ? ASSAY_LORA_EMBEDDING_A : ASSAY_LORA_A]);
         double *b = absolute(m->part[embedding ? ASSAY_LORA_EMBEDDING_B : ASSAY_LORA_B]);
-        if (embedding)
+        if (embedding || turned)
             ref_lora_delta_embedding(s, a, b, ours->shape[0], ours->shape[1], m->r, scale);
         else
             ref_lora_delta(s, a, b, ours->shape[0], ours->shape[1], m->r, scale);
@@ -109,7 +115,8 @@ static void expect_tensor(const char *what, assay_dtype dtype, const assay_lora_
         const double x = ref_stored_element(ours->data, dtype, i),
                      y = ref_stored_element(theirs->data, dtype, i);
         const int64_t columns = ours->shape[ours->ndim - 1];
-        f = i % columns == 0 ? factor(m, scale, before, i / columns) : f;
+        if (turned || i % columns == 0)
+            f = factor(m, scale, before, turned ? i % columns : i / columns, turned);
         const double bound = allowance(dtype, m, s[i], fmax(fabs(x), fabs(y)), f, columns);
         cr_assert(fabs(x - y) <= bound, "%s[%lld]: %.17g, PEFT has %.17g, allowed %g", what, (long long)i, x,
                   y, bound);
@@ -141,7 +148,8 @@ static void expect_merged(const char *folder, const char *base, int c, int t)
             continue;
         }
         changed++;
-        expect_tensor(key, types[t].dtype, assay_adapter_find(&a, module), a.use_rslora, old, x, want);
+        expect_tensor(key, types[t].dtype, assay_adapter_find(&a, module), a.use_rslora,
+                      strcmp(cases[c].model, GPT2) == 0, old, x, want);
     }
     cr_expect_eq(changed, cases[c].tensors, "%s: %d tensors", folder, changed);
     if (cases[c].added > 0) {
@@ -250,6 +258,47 @@ Test(adapter, what_is_not_merged_is_refused_by_name)
         cr_expect(!cli_exists(cli_file("no")));
         cli_free(&r);
     }
+}
+
+/* PEFT turns fan_in_fan_out off for Linear and on for Conv1D, with a warning. */
+Test(adapter, the_model_says_whether_weights_are_transposed)
+{
+    static const struct {
+        const char *adapter, *model, *edit;
+    } rows[] = {{"llama", "llama", CONFIG("fan_in_fan_out\": false", "fan_in_fan_out\": true")},
+                {"gpt2", GPT2, CONFIG("fan_in_fan_out\": true", "fan_in_fan_out\": false")}};
+    for (int i = 0; i < 2; i++) {
+        char adapter[CLI_PATH];
+        cli_result r =
+            cli_run("ckpt lora-merge " MODELS "%s " ADAPTERS "%s m%d", rows[i].model, rows[i].adapter, i);
+        cli_expect_success(&r, rows[i].adapter);
+        cli_free(&r);
+        snprintf(adapter, sizeof adapter, "%s", copy_of(rows[i].adapter, rows[i].edit));
+        r = cli_run("ckpt lora-merge " MODELS "%s %s n%d", rows[i].model, adapter, i);
+        cli_expect_success(&r, rows[i].adapter);
+        cli_free(&r);
+        char command[CLI_LINE];
+        snprintf(command, sizeof command, "cd %s && cmp m%d/model.safetensors n%d/model.safetensors",
+                 cli_folder, i, i);
+        cr_expect_eq(system(command), 0, "%s", rows[i].adapter);
+    }
+}
+
+/* Of a class that is not known, a head that is in no file may be the embedding. */
+Test(adapter, an_embedding_that_may_be_tied_is_refused)
+{
+    char command[CLI_LINE];
+    snprintf(command, sizeof command,
+             "cp -r " MODELS "llama %s/other && sed -i '/tie_word_embeddings/d; s/\"llama\"/\"other\"/' "
+             "%s/other/config.json",
+             cli_folder, cli_folder);
+    cr_assert_eq(system(command), 0);
+    cli_result r = cli_run("ckpt lora-merge other " ADAPTERS "llama_saved_embedding no");
+    cli_expect_refusal(&r, "tied without a word",
+                       (const char *const[]){"model.embed_tokens: is in modules_to_save",
+                                             "may tie head and embedding", NULL});
+    cli_free(&r);
+    cr_expect(!cli_exists(cli_file("no")));
 }
 
 Test(adapter, patterns_are_python_s)
