@@ -1,7 +1,7 @@
 """golden/convert: every architecture of golden/models, written by `assay ckpt convert` in fp32, bf16 and fp16, single and in shards, and read by transformers.
 
-Asserted here: no key missing, none unexpected, every tensor bit for bit torch's own conversion of the model's float32 weights (so subnormal halves and
-ties, too).  Kept: hashes.json, SHA-256 of each tensor in each type by torch, and logits.safetensors, NAME/TYPE: the last position's logits of the model's batch
+Asserted here: no key missing, none unexpected, every tensor in the type in which transformers' from_pretrained(dtype=...) and save_pretrained store it (routers
+of DeepSeek's in float32), bit for bit torch's own conversion of the model's float32 weights (so subnormal halves and ties, too).  Kept: hashes.json, SHA-256 of each tensor in each type by torch, and logits.safetensors, NAME/TYPE: the last position's logits of the model's batch
 that transformers computes in double from each of the folders in bf16 and fp16.
 Run: python golden/make_convert.py build/dev/bin/assay
 """
@@ -34,13 +34,21 @@ def read(folder):
     return tensors
 
 
+def types_of(model, dtype):
+    """Of each tensor, in what transformers stores it when it is asked for dtype."""
+    with tempfile.TemporaryDirectory() as work:
+        transformers.AutoModelForCausalLM.from_pretrained(model, dtype=dtype).save_pretrained(work)
+        return {key: t.dtype for key, t in read(pathlib.Path(work)).items()}
+
+
 def main():
     deterministic()
     FOLDER.mkdir(exist_ok=True)
     hashes, logits = {}, {}
     for model in sorted(p.parent for p in (GOLDEN / "models").glob("*/model.safetensors")):
         source, name = load_file(model / "model.safetensors"), model.name
-        hashes[name] = {key: {word: digest(t.to(dtype)) for word, dtype in TYPES.items()} for key, t in sorted(source.items())}
+        stored = {word: types_of(model, dtype) for word, dtype in TYPES.items()}
+        hashes[name] = {key: {word: digest(t.to(stored[word][key])) for word in TYPES} for key, t in sorted(source.items())}
         for word, dtype in TYPES.items():
             for shard in (1 << 40, 30000):
                 with tempfile.TemporaryDirectory() as work:
@@ -49,8 +57,8 @@ def main():
                                    check=True, stdout=subprocess.DEVNULL)
                     written = read(folder)
                     assert written.keys() == source.keys()
-                    assert all(digest(t) == hashes[name][key][word] and t.dtype == dtype for key, t in written.items()), (name, word)
-                    size = sum(t.numel() for t in source.values()) * dtype.itemsize
+                    assert all(digest(t) == hashes[name][key][word] and t.dtype == stored[word][key] for key, t in written.items()), (name, word)
+                    size = sum(t.numel() * stored[word][key].itemsize for key, t in source.items())
                     assert (folder / "model.safetensors.index.json").exists() == (size > shard)
                     if not (model / "batch.safetensors").exists():
                         continue

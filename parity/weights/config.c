@@ -57,12 +57,54 @@ static bool is_linear(const parity_model *m, const assay_tensor_info *t)
            bsearch(&t->name, m->linear, (size_t)m->n_linear, sizeof *m->linear, compare_names) != NULL;
 }
 
+/* What transformers keeps in single precision whichever half it is asked for (_keep_in_fp32_modules_strict, 5.24: a part of the name), or for
+ * fp16 alone (_keep_in_fp32_modules): it loads and saves it so, and a router in bfloat16 chooses other experts.  Megatron-LM keeps its expert
+ * bias (_maintain_float32_expert_bias). */
+typedef struct kept_single {
+    const char *model_type, *parts[3];
+    bool fp16_alone;
+} kept_single;
+static const kept_single kept[] = {
+    {"deepseek_v2", {"gate.weight"}, false},
+    {"deepseek_v3", {"e_score_correction_bias", "gate.weight"}, false},
+    {"kimi_k2", {"e_score_correction_bias", "gate.weight"}, false},
+    {"megatron", {"mlp.router.expert_bias"}, false},
+    /* not read by assay, but written */
+    {"afmoe", {"expert_bias"}, false},
+    {"deepseek_v32", {"e_score_correction_bias", "gate.weight"}, false},
+    {"dots1", {"e_score_correction_bias", "gate.weight"}, false},
+    {"ernie4_5_moe", {"e_score_correction_bias", "gate.weight"}, false},
+    {"exaone_moe", {"e_score_correction_bias", "gate.weight"}, false},
+    {"glm4_moe", {"e_score_correction_bias", "gate.weight"}, false},
+    {"glm4_moe_lite", {"e_score_correction_bias", "gate.weight"}, false},
+    {"glm_moe_dsa", {"e_score_correction_bias", "gate.weight"}, false},
+    {"gpt_oss", {"norm"}, true},
+    {"hy_v3", {"e_score_correction_bias", "gate.weight"}, false},
+    {"kimi_linear", {"e_score_correction_bias", "gate.weight", "dt_bias"}, false},
+    {"mimo_v2_flash", {"e_score_correction_bias", "mlp.gate.weight"}, false},
+    {"nemotron_h", {"e_score_correction_bias", "gate.weight"}, false},
+    {"solar_open", {"e_score_correction_bias", "gate.weight"}, false},
+    {"t5", {"wo"}, true},
+};
+
+static bool is_kept_single(const parity_model *m, assay_dtype dtype, const char *name)
+{
+    const char *type = json_string_value(json_object_get(m->config, "model_type"));
+    for (size_t i = 0; type != NULL && i < sizeof kept / sizeof *kept; i++)
+        for (int k = 0; k < 3 && kept[i].parts[k] != NULL; k++)
+            if (strcmp(type, kept[i].model_type) == 0 && strstr(name, kept[i].parts[k]) != NULL)
+                return dtype == ASSAY_F16 || (dtype == ASSAY_BF16 && !kept[i].fp16_alone);
+    return false;
+}
+
 parity_made parity_made_of(const parity_weights_options *o, const parity_model *m, const assay_tensor_info *t)
 {
     parity_made made = {.name = t->name, .dtype = o->dtype, .ndim = t->ndim, .count = t->count};
     memcpy(made.shape, t->shape, sizeof made.shape);
     if (o->dtype == ASSAY_DTYPE_COUNT || (o->dtype == ASSAY_F8_E4M3 && !is_linear(m, t)))
         made.dtype = t->dtype == ASSAY_F8_E4M3 ? ASSAY_BF16 : t->dtype;
+    else if (is_kept_single(m, o->dtype, t->name))
+        made.dtype = ASSAY_F32;
     for (int i = 0; i < 2; i++)
         made.block[i] = o->block[i] > 0 ? o->block[i] : DEFAULT_BLOCK;
     made.scale = strcmp(o->scale_fmt, "ue8m0") == 0 ? ASSAY_F8_E8M0 : ASSAY_F32;

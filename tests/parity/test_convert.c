@@ -115,3 +115,30 @@ Test(convert, what_was_written_is_the_model_that_transformers_reads)
     cr_expect_eq(assay_tensorfile_count(golden), 40);
     assay_tensorfile_close(golden);
 }
+
+/* A bias that was trained is no multiple of a bfloat16's unit: its bytes stay, and a router in bfloat16 is widened, as transformers keeps both. */
+Test(convert, a_router_s_bias_stays_in_single_precision)
+{
+    cli_result r = cli_run("step --engine sim --precision bf16 --model " MODELS "deepseek_v3 --batch " MODELS
+                           "deepseek_v3/train_batch.safetensors --train-iters 2 --out out --save a");
+    cli_expect_success(&r, "step");
+    cli_free(&r);
+    r = cli_run("ckpt merge a b --dtype bf16");
+    cli_expect_success(&r, "merge");
+    cli_free(&r);
+    assay_tensorfile *a = open_file(cli_file("a")), *b = open_file(cli_file("b"));
+    int biases = 0, rounded = 0;
+    for (int64_t i = 0; i < assay_tensorfile_count(b); i++) {
+        const assay_tensor_info *t = assay_tensorfile_at(b, i), *u = assay_tensorfile_find(a, t->name);
+        const bool bias = strstr(t->name, "e_score_correction_bias") != NULL;
+        const bool single = bias || strstr(t->name, ".gate.weight") != NULL;
+        cr_expect_eq(t->dtype, single ? ASSAY_F32 : ASSAY_BF16, "%s", t->name);
+        biases += bias;
+        cr_expect(!bias || (t->bytes == u->bytes && memcmp(t->data, u->data, t->bytes) == 0), "%s", t->name);
+        for (int64_t k = 0; bias && k < t->count; k++)
+            rounded += (((const uint32_t *)t->data)[k] & 0xffffU) != 0;
+    }
+    cr_expect(biases == 2 && rounded > 0, "%d biases, %d elements that bfloat16 has not", biases, rounded);
+    assay_tensorfile_close(a);
+    assay_tensorfile_close(b);
+}
