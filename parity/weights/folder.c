@@ -16,18 +16,6 @@
 #include <unistd.h>
 
 #define DEFAULT_SHARD ((int64_t)5000000000) /* transformers' */
-#define COPY_LIMIT ((uint64_t)1 << 28)
-
-static const char *const companions[] = {"generation_config.json",
-                                         "tokenizer.json",
-                                         "tokenizer_config.json",
-                                         "special_tokens_map.json",
-                                         "added_tokens.json",
-                                         "vocab.json",
-                                         "merges.txt",
-                                         "tokenizer.model",
-                                         "chat_template.jinja",
-                                         NULL};
 
 static assay_status path_in(char out[PATH_MAX], const char *folder, const char *name)
 {
@@ -171,31 +159,11 @@ done:
     return st;
 }
 
-static assay_status copy_companions(const parity_folder *f, const char *dir)
-{
-    char path[PATH_MAX];
-    struct stat sb;
-    for (int i = 0; f->like != NULL && companions[i] != NULL; i++) {
-        char *text;
-        uint64_t bytes;
-        ASSAY_TRY(path_in(path, f->like, companions[i]));
-        if (stat(path, &sb) != 0)
-            continue;
-        ASSAY_TRY(assay_read_file(path, COPY_LIMIT, &text, &bytes));
-        assay_status st = path_in(path, dir, companions[i]);
-        if (st == ASSAY_OK)
-            st = assay_write_file(path, text, bytes);
-        free(text);
-        ASSAY_TRY(st);
-    }
-    return ASSAY_OK;
-}
-
 static assay_status fill(const parity_folder *f, const char *dir)
 {
     char path[PATH_MAX];
     ASSAY_TRY(write_tensors(f, dir));
-    ASSAY_TRY(copy_companions(f, dir));
+    ASSAY_TRY(f->like != NULL ? parity_folder_copy(f->like, dir) : ASSAY_OK);
     ASSAY_TRY(path_in(path, dir, f->config_name));
     ASSAY_TRY(assay_json_save(f->config, path));
     if (f->origin != NULL) {

@@ -133,6 +133,9 @@ typedef struct parity_folder {
 } parity_folder;
 /* One tensor at a time in memory; files beside in `dir.tmp-N`, synced, then the folder is renamed.  On an error nothing is left. */
 assay_status parity_folder_write(const parity_folder *f);
+/* Tokenizer, templates, processors and code from one model folder into another; what else lies there and is no weights is named in a warning
+ * (beside.c). */
+assay_status parity_folder_copy(const char *from, const char *to);
 /* Scales of an F8_E4M3 tensor, and their name. */
 enum { PARITY_TENSOR_NAME = 1024 + 16 };
 void parity_scale_name(const parity_made *t, char out[PARITY_TENSOR_NAME]);

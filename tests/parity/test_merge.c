@@ -332,3 +332,48 @@ Test(merge, members_that_change_no_number_are_warned_about)
     cli_expect_refusal(&r, "unheard", (const char *const[]){"max_position_embeddings differs in", NULL});
     cli_free(&r);
 }
+
+/* Tokenizer, templates, processors and code come along; what does not is named. */
+Test(merge, nothing_beside_the_weights_is_lost_without_a_word)
+{
+    static const char *const come[] = {"vocab.txt",
+                                       "tiktoken.model",
+                                       "spiece.model",
+                                       "sentencepiece.bpe.model",
+                                       "qwen.tiktoken",
+                                       "tekken.json",
+                                       "chat_template.jinja",
+                                       "chat_template.json",
+                                       "preprocessor_config.json",
+                                       "video_preprocessor_config.json",
+                                       "processor_config.json",
+                                       "modeling_kimi.py",
+                                       "additional_chat_templates/rag.jinja",
+                                       NULL};
+    static const char *const stay[] = {"LICENSE", "extra.json", "original", NULL};
+    char command[CLI_LINE];
+    snprintf(command, sizeof command,
+             "cp -r " GOLDEN "a %s/from && mkdir %s/from/original %s/from/additional_chat_templates && touch "
+             "%s/from/pytorch_model.bin",
+             cli_folder, cli_folder, cli_folder, cli_folder);
+    cr_assert_eq(system(command), 0);
+    for (int k = 0; k < 2; k++)
+        for (const char *const *name = k == 0 ? come : stay; *name != NULL; name++) {
+            snprintf(command, sizeof command, "%s/from/%s", cli_folder, *name);
+            if (strcmp(*name, "original") != 0)
+                cli_write_text(command, *name);
+        }
+    cli_result r = cli_run("ckpt convert from to");
+    cli_expect_success(&r, "convert");
+    cr_expect_not_null(strstr(r.err, "WARNING: from: not copied: LICENSE, extra.json, original/\n"), "%s",
+                       r.err);
+    cli_free(&r);
+    for (const char *const *name = come; *name != NULL; name++) {
+        snprintf(command, sizeof command, "cmp %s/from/%s %s/to/%s", cli_folder, *name, cli_folder, *name);
+        cr_expect_eq(system(command), 0, "%s", *name);
+    }
+    for (const char *const *name = stay; *name != NULL; name++) {
+        snprintf(command, sizeof command, "%s/to/%s", cli_folder, *name);
+        cr_expect(!cli_exists(command), "%s", *name);
+    }
+}
