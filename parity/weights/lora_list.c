@@ -150,6 +150,7 @@ static void add_head(lora *l)
 assay_status parity_lora_list(lora *l)
 {
     const int64_t n = assay_tensorfile_count(l->model.file);
+    ASSAY_TRY(parity_model_complete(&l->model, l->o));
     ASSAY_TRY(find_untied(l));
     ASSAY_TRY(check_tied(l));
     l->made = calloc((size_t)n + 2, sizeof *l->made);

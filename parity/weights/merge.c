@@ -141,6 +141,7 @@ static assay_status list_tensors(merge *m)
     ASSAY_CHECK(m->n_made > 0, ASSAY_INVALID_ARGUMENT, "%s: no tensor is left", m->like->dir);
     for (int i = 0; i < m->n; i++)
         ASSAY_TRY(same_family(m, &m->models[i], seen));
+    ASSAY_TRY(parity_model_complete(m->like, m->o)); /* the others have the same tensors */
     return parity_patterns_met(m->o, seen, m->like->dir);
 }
 

@@ -93,6 +93,53 @@ assay_status parity_model_read(const parity_model *m, const assay_tensor_info *t
     return assay_context(st, "%s", m->dir);
 }
 
+/* --- all of it ----------------------------------------------------------------------------------------------- */
+/* Experts of transformers 5 in one tensor (save_original_format=False), which it reads as well. */
+static bool is_fused(const parity_model *m, const char *name)
+{
+    static const char layers[] = "model.layers.";
+    char both[2][128];
+    const char *dot =
+        strncmp(name, layers, sizeof layers - 1) == 0 ? strchr(name + sizeof layers - 1, '.') : NULL;
+    if (dot == NULL || dot - name > 64 ||
+        (strstr(dot, ".experts.") == NULL && strncmp(dot, ".block_sparse_moe.", 18) != 0))
+        return false;
+    for (int i = 0; i < 2; i++)
+        snprintf(both[i], sizeof both[i], "%.*s.mlp.experts.%s", (int)(dot - name), name,
+                 i == 0 ? "gate_up_proj" : "down_proj");
+    return assay_tensorfile_find(m->file, both[0]) != NULL && assay_tensorfile_find(m->file, both[1]) != NULL;
+}
+
+assay_status parity_model_complete(const parity_model *m, const parity_weights_options *o)
+{
+    int64_t seen[2][PARITY_PATTERNS] = {{0}}, missing = 0, all = 0;
+    char names[512] = "";
+    size_t used = 0;
+    for (int64_t i = 0; m->spec != NULL && i < m->spec->n_params; i++)
+        for (int k = 0; k < m->spec->params[i].n_parts; k++) {
+            const assay_hf_part *part = &m->spec->params[i].parts[k];
+            const assay_tensor_info *t = assay_tensorfile_find(m->file, part->name);
+            all++;
+            if (!parity_patterns_take(o, part->name, seen) || (t == NULL && is_fused(m, part->name)))
+                continue;
+            if (t != NULL) {
+                ASSAY_TRY(assay_tensorfile_get(m->file, part->name, ASSAY_DTYPE_COUNT, part->shape,
+                                               part->ndim, &t));
+                continue;
+            }
+            if (missing++ < 3)
+                used += (size_t)snprintf(names + used, sizeof names - used, "%s%.128s", used > 0 ? ", " : "",
+                                         part->name);
+        }
+    ASSAY_CHECK(missing == 0, ASSAY_NOT_FOUND,
+                "%s: there is no tensor '%s'%s: %lld of the %lld tensors of the model (%s) are missing, and "
+                "transformers "
+                "would draw them",
+                m->dir, names, missing > 3 ? "..." : "", (long long)missing, (long long)all,
+                assay_arch_name(m->spec->config.arch));
+    return ASSAY_OK;
+}
+
 /* --- patterns ------------------------------------------------------------------------------------------------ */
 static bool any(const parity_patterns *p, const char *name, int64_t *seen)
 {

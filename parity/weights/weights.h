@@ -89,6 +89,9 @@ assay_status parity_model_linear(parity_model *m);
 void parity_model_close(parity_model *m);
 /* Whether tensor t belongs to the model: scales of fp8 weights do not. */
 bool parity_model_has(const parity_model *m, const assay_tensor_info *t);
+/* Whether the tensors that include and exclude take are all there, in their shapes, as its configuration says; of a class that is not read
+ * anything is.  Others may lie beside. */
+assay_status parity_model_complete(const parity_model *m, const parity_weights_options *o);
 /* Whether both are one model with other weights, as their configurations are understood here (family.c).  Members that differ and
  * change no number are warned about. */
 assay_status parity_model_same(const parity_model *a, const parity_model *b);

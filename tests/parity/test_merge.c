@@ -198,6 +198,8 @@ Test(merge, what_is_not_one_family_is_refused)
     REFUSE("embed_tokens.weight: has 104 elements", GOLDEN "a %s %s", other, cli_file("refused"));
     write_text(cli_file("other/model.safetensors"), "model.norm.weight", "model.Norm.weight");
     REFUSE("model.norm.weight: is in", GOLDEN "a %s %s --exclude *embed*", other, cli_file("refused"));
+    write_text(cli_file("other/model.safetensors"), "model.Norm.weight", "model.norm.weight");
+    write_text(cli_file("other/model.safetensors"), "\\[8,13\\]", "[13,8]");
     write_text(cli_file("other/model.safetensors"), "F64", "I64");
     REFUSE("expected F64, F32, BF16, F16 or F8_E4M3, found I64", "%s %s --dtype fp32", other,
            cli_file("refused"));

@@ -282,3 +282,38 @@ Test(weights, what_is_not_finite_in_a_checkpoint_is_said)
     cr_expect_eq(cli_count(r.err, "ck: exp_avg of decoder.final_layernorm.weight: "), 1, "%s", r.err);
     cli_free(&r);
 }
+
+/* A folder without a tensor of its model: transformers would draw it, so nothing is made of it, whatever the tool. */
+Test(weights, what_is_missing_is_named_by_the_tools)
+{
+    static const char *const tools[] = {"convert cut out", "merge cut cut out",
+                                        "merge " MODELS "llama out --method task_arithmetic --base cut",
+                                        "lora-merge cut " ASSAY_SOURCE_DIR "/golden/adapters/llama out"};
+    char command[CLI_LINE];
+    snprintf(command, sizeof command,
+             "cp -r " MODELS "llama %s/cut && sed -i 's|layers.1.mlp.up_proj|layers.9.mlp.up_proj|; "
+             "s|model.norm.w|model.Norm.w|' %s/cut/model.safetensors",
+             cli_folder, cli_folder);
+    cr_assert_eq(system(command), 0);
+    for (size_t i = 0; i < sizeof tools / sizeof *tools; i++) {
+        cli_result r = cli_run("ckpt %s", tools[i]);
+        if (i == 2) /* one of two: already no family */
+            cli_expect_refusal(&r, tools[i], (const char *const[]){"is in", "but not in", NULL});
+        else
+            cli_expect_refusal(&r, tools[i],
+                               (const char *const[]){"cut: there is no tensor",
+                                                     "model.layers.1.mlp.up_proj.weight", "model.norm.weight",
+                                                     "2 of the 20 tensors", NULL});
+        cli_free(&r);
+        cr_expect_not(cli_exists(cli_file("out")));
+    }
+    /* What is left out need not be there; of another class nothing is known. */
+    cli_result r = cli_run("ckpt convert cut left --exclude *up_proj* --exclude *orm.weight");
+    cli_expect_success(&r, "left out");
+    cli_free(&r);
+    snprintf(command, sizeof command, "sed -i 's|\"llama\"|\"lxama\"|' %s/cut/config.json", cli_folder);
+    cr_assert_eq(system(command), 0);
+    r = cli_run("ckpt convert cut out");
+    cli_expect_success(&r, "another class");
+    cli_free(&r);
+}
