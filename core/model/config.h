@@ -101,6 +101,12 @@ typedef struct assay_token_ids {
     int64_t id[ASSAY_TOKEN_IDS];
 } assay_token_ids;
 
+/* A member of a Hugging Face config.json that nobody here reads: a number, or true or false. */
+typedef struct assay_kept_member {
+    bool given;
+    double value;
+} assay_kept_member;
+
 typedef struct assay_model_config {
     assay_arch arch;
     int64_t num_layers;
@@ -113,6 +119,8 @@ typedef struct assay_model_config {
     int64_t
         pad_token_id; /* Hugging Face's padding_idx of the embedding: that row has no gradient from there; -1: none, as in Megatron-LM */
     assay_token_ids bos_token_id, eos_token_id; /* read by nobody here: kept for whoever generates text */
+    assay_kept_member router_aux_loss_coef, output_router_logits,
+        use_cache; /* the same, for whoever trains on in transformers, where they have defaults */
     int64_t max_position_embeddings;
     double layernorm_epsilon;
     bool tie_word_embeddings;

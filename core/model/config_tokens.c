@@ -1,5 +1,5 @@
-/* bos_token_id and eos_token_id of a Hugging Face config.json: of no meaning to a computation, kept for whoever generates text with
- * what is saved or converted. */
+/* bos_token_id and eos_token_id of a Hugging Face config.json, and what its class has a default for and assay does not compute: of no
+ * meaning here, kept for whoever generates text with what is saved or converted, or trains on from it. */
 #include "core/model/config_internal.h"
 
 static assay_status read_id(const json_t *value, const char *key, const char *what, int64_t *out)
@@ -30,8 +30,20 @@ static assay_status read_ids(const json_t *root, const char *key, const char *wh
     return ASSAY_OK;
 }
 
+static void keep(const json_t *root, const char *key, assay_kept_member *out)
+{
+    const json_t *value = json_object_get(root, key);
+    *out = (assay_kept_member){.given = json_is_number(value) || json_is_boolean(value),
+                               .value = json_is_number(value) ? json_number_value(value)
+                                        : json_is_true(value) ? 1.0
+                                                              : 0.0};
+}
+
 assay_status assay_config_read_tokens(const json_t *root, const char *what, assay_model_config *c)
 {
+    keep(root, "router_aux_loss_coef", &c->router_aux_loss_coef);
+    keep(root, "output_router_logits", &c->output_router_logits);
+    keep(root, "use_cache", &c->use_cache);
     ASSAY_TRY(read_ids(root, "bos_token_id", what, &c->bos_token_id));
     return read_ids(root, "eos_token_id", what, &c->eos_token_id);
 }
@@ -54,5 +66,12 @@ int assay_config_write_tokens(const assay_model_config *c, json_t *root)
         failed |= write_ids(root, "bos_token_id", &c->bos_token_id);
     if (c->eos_token_id.form != ASSAY_TOKENS_ABSENT)
         failed |= write_ids(root, "eos_token_id", &c->eos_token_id);
+    if (c->router_aux_loss_coef.given)
+        failed |= json_object_set_new(root, "router_aux_loss_coef", json_real(c->router_aux_loss_coef.value));
+    if (c->output_router_logits.given)
+        failed |= json_object_set_new(root, "output_router_logits",
+                                      json_boolean(c->output_router_logits.value != 0.0));
+    if (c->use_cache.given)
+        failed |= json_object_set_new(root, "use_cache", json_boolean(c->use_cache.value != 0.0));
     return failed;
 }
