@@ -192,10 +192,19 @@ assay_status parity_weights_options_fp8(const parity_weights_options *o)
     return ASSAY_OK;
 }
 
+/* Whose config.json has no word for a type. */
+static bool is_megatron(const parity_model *m)
+{
+    const char *type = json_string_value(json_object_get(m->config, "model_type"));
+    return type != NULL && strcmp(type, assay_arch_name(ASSAY_ARCH_MEGATRON)) == 0;
+}
+
 assay_status parity_weights_config(const parity_weights_options *o, const parity_model *m,
                                    const parity_made *tensors, int64_t n, json_t **out)
 {
     json_t *scales;
+    ASSAY_CHECK(!is_megatron(m) || o->dtype != ASSAY_F8_E4M3, ASSAY_UNSUPPORTED,
+                "--dtype fp8: %s is in Megatron-LM's form, which has no words for scales", m->dir);
     ASSAY_TRY(quantization(m, tensors, n, &scales));
     ASSAY_CHECK(scales != NULL || o->dtype != ASSAY_F8_E4M3, ASSAY_NOT_FOUND,
                 "--dtype fp8: %s has no matrix of a linear layer", m->dir);
@@ -203,7 +212,8 @@ assay_status parity_weights_config(const parity_weights_options *o, const parity
     (void)json_object_del(*out, "quantization_config");
     (void)json_object_del(*out, "torch_dtype");
     const bool ok =
-        json_object_set_new(*out, "dtype", json_string(torch_word(common_type(tensors, n)))) == 0 &&
+        (is_megatron(m) ||
+         json_object_set_new(*out, "dtype", json_string(torch_word(common_type(tensors, n)))) == 0) &&
         (scales == NULL || json_object_set(*out, "quantization_config", scales) == 0);
     json_decref(scales);
     ASSAY_CHECK(ok, ASSAY_OUT_OF_MEMORY, "%s: configuration", m->dir);

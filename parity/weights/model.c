@@ -29,10 +29,14 @@ static assay_status build_spec(parity_model *m)
     assay_status st = ASSAY_OK;
     assay_model_config *c = calloc(1, sizeof *c);
     ASSAY_CHECK(c != NULL, ASSAY_OUT_OF_MEMORY, "%s: configuration", m->dir);
-    if (assay_config_from_json(m->config, m->dir, c) == ASSAY_OK)
-        st = assay_spec_build(c, &m->spec);
-    else
+    if (assay_config_from_json(m->config, m->dir, c) != ASSAY_OK) {
         assay_error_clear();
+        goto done;
+    }
+    if (c->arch == ASSAY_ARCH_MEGATRON) /* several ways to name its tensors */
+        ASSAY_TRY_GOTO(assay_config_find_files(m->dir, c), st, done);
+    st = assay_spec_build(c, &m->spec);
+done:
     free(c);
     return st;
 }

@@ -142,3 +142,30 @@ Test(convert, a_router_s_bias_stays_in_single_precision)
     assay_tensorfile_close(a);
     assay_tensorfile_close(b);
 }
+
+#define MEGATRON ASSAY_SOURCE_DIR "/golden/megatron/"
+
+/* A configuration in Megatron-LM's words has none for a type: what is written is read again. */
+Test(convert, a_folder_in_megatron_s_form_is_a_model_again)
+{
+    static const char *const verbs[] = {"convert " MEGATRON "sigmoid m0",
+                                        "convert " MEGATRON "sigmoid m1 --dtype bf16",
+                                        "merge " MEGATRON "sigmoid " MEGATRON "sigmoid m2"};
+    for (int i = 0; i < 3; i++) {
+        char name[8];
+        snprintf(name, sizeof name, "m%d", i);
+        cli_result r = cli_run("ckpt %s", verbs[i]);
+        cli_expect_success(&r, verbs[i]);
+        cli_free(&r);
+        r = cli_run("ckpt convert %s %s_again", name, name);
+        cli_expect_success(&r, "again");
+        cli_free(&r);
+        r = cli_run("step --engine ref --model %s --batch " MEGATRON "sigmoid/batch.safetensors --out out",
+                    name);
+        cli_expect_success(&r, verbs[i]);
+        cli_free(&r);
+    }
+    cli_result r = cli_run("ckpt convert " MEGATRON "sigmoid m3 --dtype fp8");
+    cli_expect_refusal(&r, "fp8", (const char *const[]){"is in Megatron-LM's form", NULL});
+    cli_free(&r);
+}
