@@ -216,71 +216,6 @@ done:
     return st;
 }
 
-/* --- reshard, convert --------------------------------------------------------------------------------------- */
-static assay_status copy_item(const assay_checkpoint *c, int64_t i, const assay_checkpoint_content *to,
-                              assay_checkpoint_writer *w)
-{
-    const char *family, *name;
-    assay_dtype dtype;
-    assay_shard whole;
-    assay_checkpoint_at(c, i, &family, &name, &dtype, &whole);
-    const bool master = strcmp(family, "main_param") == 0, weight = strcmp(family, "weight") == 0;
-    const bool state = strncmp(family, "exp_avg", 7) == 0; /* the one optimizer's */
-    if ((state && to->n_states == 0) || (master && to->weights_only && to->weight != to->state) ||
-        (weight && to->weight != dtype))
-        return ASSAY_OK; /* the copy has none, or has masters in its place */
-    char *data = malloc((size_t)(assay_shard_count(&whole) * assay_dtype_bytes(dtype)) + 1);
-    ASSAY_CHECK(data != NULL, ASSAY_OUT_OF_MEMORY, "%s/%s", family, name);
-    assay_status st = assay_checkpoint_read(c, family, name, dtype, &whole, data);
-    if (st == ASSAY_OK)
-        st = assay_checkpoint_add(w, family, name, dtype, &whole, data, true);
-    free(data);
-    return st;
-}
-
-static assay_status copy(const assay_checkpoint *c, const assay_checkpoint_content *to, const char *dir)
-{
-    assay_status st = ASSAY_OK;
-    assay_checkpoint_writer *w = NULL;
-    json_t *state = json_deep_copy(assay_checkpoint_header(c));
-    ASSAY_CHECK(state != NULL, ASSAY_OUT_OF_MEMORY, "%s: state", dir);
-    ASSAY_TRY_GOTO(assay_checkpoint_writer_open(&w, dir, assay_checkpoint_job(),
-                                                json_integer_value(json_object_get(state, "step")), 0, 1, to),
-                   st, done);
-    for (int64_t i = 0; i < assay_checkpoint_count(c); i++)
-        ASSAY_TRY_GOTO(copy_item(c, i, to, w), st, done);
-    st = assay_checkpoint_write_alone(w, state);
-done:
-    assay_checkpoint_writer_destroy(w);
-    json_decref(state);
-    return st;
-}
-
-static assay_status copy_folder(const ckpt_options *o, bool convert)
-{
-    assay_checkpoint *c;
-    ASSAY_TRY(assay_checkpoint_open(&c, o->paths[1]));
-    if (o->paddle) {
-        const assay_status st = parity_paddle_export(c, o->paths[2]);
-        assay_checkpoint_close(c);
-        return st;
-    }
-    assay_checkpoint_content to = *assay_checkpoint_content_of(c);
-    if (o->max_shard_size > 0)
-        to.max_shard_size = o->max_shard_size;
-    if (convert) {
-        const bool masters = strcmp(o->weights, "masters") == 0; /* default: model */
-        to.weight = masters ? to.state : to.weight;
-        to.n_states = 0;
-        to.weights_only = true;
-    }
-    const assay_status st = copy(c, &to, o->paths[2]);
-    assay_checkpoint_close(c);
-    ASSAY_TRY(st);
-    printf("wrote %s\n", o->paths[2]);
-    return ASSAY_OK;
-}
-
 /* --- model folders ------------------------------------------------------------------------------------------ */
 static bool is_checkpoint(const char *dir)
 {
@@ -292,7 +227,7 @@ static bool is_checkpoint(const char *dir)
 static assay_status convert(ckpt_options *o)
 {
     if (is_checkpoint(o->paths[1]))
-        return copy_folder(o, true);
+        return ckpt_copy(o, true);
     ASSAY_CHECK(strcmp(o->weights, "masters") != 0, ASSAY_INVALID_ARGUMENT,
                 "convert: --weights %s: %s is no checkpoint and has no masters", o->weights, o->paths[1]);
     ASSAY_CHECK(!o->paddle, ASSAY_INVALID_ARGUMENT,
@@ -414,7 +349,7 @@ static assay_status dispatch(ckpt_options *o, int *code)
     case CKPT_DIFF:
         return diff(o, code);
     case CKPT_RESHARD:
-        return copy_folder(o, false);
+        return ckpt_copy(o, false);
     case CKPT_CONVERT:
         return convert(o);
     case CKPT_MERGE:

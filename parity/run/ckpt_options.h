@@ -37,4 +37,7 @@ assay_status ckpt_option(void *user, const char *name, const char *text);
 /* ASSAY_INVALID_ARGUMENT names an option that was given and that this use would not look at, and the uses that do. */
 assay_status ckpt_options_check(const ckpt_options *o, ckpt_use use);
 
+/* --- reshard, convert of a checkpoint (ckpt_copy.c): paths[1] as paths[2]; convert: weights alone. */
+assay_status ckpt_copy(const ckpt_options *o, bool convert);
+
 #endif

@@ -1,6 +1,10 @@
 /* `assay ckpt`: what it says of whole and of damaged checkpoints, and that what it writes is the same state. */
+#include "core/base/hash.h"
+#include "core/files/checkpoint_internal.h"
 #include "tests/support/cli.h"
 #include "tests/support/rename_flags.h"
+
+#include <dirent.h>
 
 TestSuite(ckpt, .init = cli_setup, .fini = cli_teardown, .timeout = 200);
 
@@ -226,4 +230,54 @@ Test(ckpt, options_of_other_verbs_are_refused)
     expect("convert s t --form paddle --weights model", 2,
            "--weights: convert --form paddle does not use it");
     cr_expect_not(cli_exists(cli_file("t")));
+}
+
+/* What was frozen has no master: it is widened, as --skip-save-model-weight does.  Without masters there is nothing to convert to. */
+Test(ckpt, masters_of_frozen_weights_are_these_weights)
+{
+    static const char freeze[] = "--train-iters 1 --freeze=decoder.layers.1.*,embedding.*";
+    char more[256];
+    save("a", freeze);
+    snprintf(more, sizeof more, "%s --skip-save-model-weight", freeze);
+    save("b", more);
+    snprintf(more, sizeof more, "%s --no-save-optim", freeze);
+    save("c", more);
+    EXPECT(0, "wrote", "convert %s %s --weights masters", cli_file("a"), cli_file("am"));
+    EXPECT(0, "wrote", "convert %s %s --weights masters", cli_file("b"), cli_file("bm"));
+    EXPECT(0, "whole: 113 tensors of 281472 bytes", "verify %s", cli_file("am"));
+    EXPECT(0, "0 tensors differ of 113 and 113", "diff %s %s", cli_file("am"), cli_file("bm"));
+    EXPECT(0, "wrote", "convert %s %s --weights model", cli_file("a"), cli_file("ao"));
+    EXPECT(0, "0 tensors differ of 113 and 113", "diff %s %s", cli_file("ao"), cli_file("c"));
+    EXPECT(2, "has no masters: it holds weights alone, in BF16", "convert %s %s --weights masters",
+           cli_file("c"), cli_file("cm"));
+    EXPECT(2, "has no masters", "convert %s %s --weights masters", cli_file("ao"), cli_file("cm"));
+    DIR *d = opendir(cli_folder);
+    cr_assert_not_null(d);
+    for (const struct dirent *e = readdir(d); e != NULL; e = readdir(d))
+        cr_expect(strstr(e->d_name, ".tmp-") == NULL && strcmp(e->d_name, "cm") != 0, "%s was left behind",
+                  e->d_name);
+    closedir(d);
+}
+
+/* Replicas of a weight differed when it was saved: it is not copied, and what was begun is not left behind. */
+Test(ckpt, a_copy_that_fails_leaves_nothing)
+{
+    char hash[ASSAY_SHA256_HEX];
+    json_t *manifest = NULL;
+    save("a", "--train-iters 1");
+    cr_assert_eq(assay_hash_init(), ASSAY_OK);
+    cr_assert_eq(assay_json_load(&manifest, cli_file("a/manifest.json")), ASSAY_OK);
+    json_object_set_new(manifest, "differing_replicas",
+                        json_pack("[[s,s,i]]", "weight", "output_layer.weight", 1));
+    cr_assert_eq(assay_checkpoint_manifest_hash(manifest, hash), ASSAY_OK);
+    json_object_set_new(manifest, "sha256", json_string(hash));
+    cr_assert_eq(assay_json_save(manifest, cli_file("a/manifest.json")), ASSAY_OK);
+    json_decref(manifest);
+    EXPECT(2, "replicas differ", "reshard %s %s//", cli_file("a"), cli_file("b"));
+    EXPECT(2, "replicas differ", "convert %s %s", cli_file("a"), cli_file("b"));
+    DIR *d = opendir(cli_folder);
+    cr_assert_not_null(d);
+    for (const struct dirent *e = readdir(d); e != NULL; e = readdir(d))
+        cr_expect(e->d_name[0] != 'b', "%s was left behind", e->d_name);
+    closedir(d);
 }
