@@ -43,7 +43,7 @@ dpkg_in() { dpkg --root="$root" --force-not-root --force-script-chrootless --for
 dpkg_in -i "$deb" >"$work/dpkg.txt" 2>&1 || { cat "$work/dpkg.txt" >&2; complain "dpkg -i failed"; }
 [[ -z $(dpkg_in -V assay) ]] || complain "installed files differ from the package's"
 file -b "$root/usr/bin/assay" | grep -q ', stripped' || complain "the program is not stripped"
-"$root/usr/bin/assay" doctor | grep -q "$root/usr/bin/assay-sim" || complain "doctor does not find the engine beside the program"
+"$root/usr/bin/assay" doctor | grep -c "$root/usr/bin/assay-sim" >/dev/null || complain "doctor does not find the engine beside the program"
 [[ $("$root/usr/bin/assay" --version) == "assay $version" ]] || complain "--version"
 zcat "$root/usr/share/man/man1/assay.1.gz" | mandoc -Tlint -W warning || complain "the manual page"
 bash -c "source '$root/usr/share/bash-completion/completions/assay' && complete -p assay" >/dev/null || complain "the completion"
