@@ -12,12 +12,23 @@ seconds=${1:-}
 shift || true
 program=assay-fuzz
 [[ -z $seconds ]] || program=assay-fuzz-judge
-ci/build.sh fuzz "$program" >/tmp/assay-build-fuzz.log 2>&1 || { tail -20 /tmp/assay-build-fuzz.log >&2; exit 2; }
 declare -A runs # inputs of the short run: each takes about two seconds of one core
 runs=([safetensors]=20000 [folder]=6000 [batches]=10000 [checkpoint]=800 [paddle]=1500 [trace]=2500 [record]=40000 [config]=10000
       [layout]=60000 [options]=15000 [map]=6000 [tokenizer]=1500 [text]=10000 [dataset]=15000 [adapter]=8000 [pattern]=20000 [quantized]=10000)
+# A target that the pattern below misses, or that has no seeds or no number of runs, would be left out unseen.
+named() { sed -nE "$1"' s/^ *\{"([^"]+)",.*/\1/p' tests/fuzz/targets.c; }
+agree() { # agree WHAT FOUND EXPECTED: lists of lines
+    local differs
+    differs=$(diff <(LC_ALL=C sort <<<"$2") <(LC_ALL=C sort <<<"$3") | sed -nE 's/^</  there is:/p; s/^>/  expected:/p')
+    [[ -z $differs ]] || { printf 'fuzz: %s are not the targets of tests/fuzz/targets.c\n%s\n' "$1" "$differs" >&2; exit 2; }
+}
+mapfile -t core < <(named '/FUZZ_JUDGE$/q;')
+mapfile -t all < <(named '')
+agree "the numbers of runs" "$(printf '%s\n' "${!runs[@]}")" "$(printf '%s\n' "${core[@]}")"
+agree "the folders of tests/fuzz/corpus" "$(ls tests/fuzz/corpus)" "$(printf '%s\n' "${all[@]}")"
 targets=("$@")
-((${#targets[@]})) || mapfile -t targets < <(sed -nE "$([[ -n $seconds ]] || echo '/FUZZ_JUDGE$/q;')"'s/^    \{"([a-z]+)",.*/\1/p' tests/fuzz/targets.c)
+((${#targets[@]})) || if [[ -n $seconds ]]; then targets=("${all[@]}"); else targets=("${core[@]}"); fi
+ci/build.sh fuzz "$program" >/tmp/assay-build-fuzz.log 2>&1 || { tail -20 /tmp/assay-build-fuzz.log >&2; exit 2; }
 mkdir -p build/fuzz/failed
 # Words that the readers know, from their own source.
 grep -ohE '"[A-Za-z_.]{2,40}"' core/*/*.c | LC_ALL=C sort -u >build/fuzz/words.dict
@@ -49,5 +60,6 @@ for target in "${targets[@]}"; do
         grep -vE '^#|^INFO|^DICT' "$log" | head -40
     fi
 done
+((total > 0)) || bad=1
 echo "fuzz: $total inputs, $( ((bad)) && echo "some FAILED: build/fuzz/failed" || echo "none failed")"
 exit $bad
