@@ -6,6 +6,7 @@ bad=0
 complain() { echo "lint: $*"; bad=1; }
 
 mapfile -t sources < <(git ls-files --cached --others --exclude-standard -- '*.c' '*.h' '*.cu' '*.cuh' '*.cpp')
+((${#sources[@]})) || { echo "lint: git lists no sources" >&2; exit 2; }
 if command -v clang-format >/dev/null; then
     clang-format --dry-run -Werror "${sources[@]}" || complain "clang-format -i the files above"
 else
