@@ -48,6 +48,11 @@ self_test() {
     compare 1 'm: k: expected 64 bytes read of 64 at least in 2 launches, found 128' 's/"read": [0-9]+/"read": 64/'
     compare 1 'm: k: expected 16 bytes written' 's/"written": [0-9]+/"written": 16/'
     compare 1 'm: k: differs from the table' 's/"read": [0-9]+/"read": 256/' 1
+    compare 1 'm: k: expected 3 launches, found 2' 's/"launches": 2/"launches": 3/'
+    compare 1 'table: twice: m: k' 'p'
+    echo "$line" >>"$folder/found"
+    compare 1 'found: twice: m: k' '1d'
+    echo "$line" >"$folder/found"
     compare 1 'm: other: in the table and not in the run' 's/"kernel": "k"/"kernel": "other"/'
     compare 1 'm: k: not in the table' 's/"kernel": "k"/"kernel": "other"/'
     compare 1 'the table is empty' 'd'

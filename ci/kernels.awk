@@ -15,9 +15,9 @@ function complain(text) {
 # --- comparing ----------------------------------------------------------------------------------------------------------
 check && /"kernel": / {
     key = "sm_" field($0, "arch") " " field($0, "file") " " field($0, "kernel")
+    if (FILENAME == ARGV[1] ? key in wanted : key in found)
+        complain(FILENAME ": twice: " key)
     if (FILENAME == ARGV[1]) {
-        if (key in wanted)
-            complain(ARGV[1] ": twice: " key)
         wanted[key] = $0
         order[++n] = key
     } else

@@ -52,7 +52,7 @@ self_test() {
     diff tests/kernels/expected.json "$folder/found"
     awk -f ci/plain.awk -f ci/loops.awk tests/kernels/example.sass | diff tests/kernels/expected.loops -
     # without the branch past what is rare, the way leads through it
-    if ! sed 's/@!P0 BRA/@!P0 MOV/' tests/kernels/example.sass | awk -v kernel=wide -f ci/plain.awk -f ci/loops.awk | grep -q ' way 9 .* fp 2 other 3 '; then
+    if ! sed 's/@!P0 BRA/@!P0 MOV/' tests/kernels/example.sass | awk -v kernel=wide -f ci/plain.awk -f ci/loops.awk | grep -c ' way 9 .* fp 2 other 3 ' >/dev/null; then
         echo "kernels: self-test: an instruction that is always on the way was not counted" >&2
         exit 1
     fi
@@ -80,6 +80,10 @@ self_test() {
     compare 1 'other: in the table and not in the build' 's/"kernel": "narrow"/"kernel": "other"/'
     compare 1 'narrow: not in the table' '/narrow/d'
     compare 1 'the table is empty' 'd'
+    compare 1 'table: twice: sm_90 example.cu narrow' '/narrow/p'
+    grep narrow "$folder/found" >"$folder/again" && cat "$folder/again" >>"$folder/found"
+    compare 1 'found: twice: sm_90 example.cu narrow' '$d'
+    sed -i '$d' "$folder/found"
     local move='{"model": "dense", "kernel": "(wide<N>)", "launches": 1, "read": 96, "least_read": 64, "written": 32, "least_written": 16}'
     lines() { # EXIT WORDS TRAFFIC REASONS FIGURES
         local code=0 out

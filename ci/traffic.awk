@@ -15,6 +15,8 @@ function share(line, what) {
 /"kernel": / {
     key = field($0, "model") ": " field($0, "kernel")
     sub(/,$/, "")
+    if (FILENAME == ARGV[1] ? key in wanted : key in found)
+        complain(FILENAME ": twice: " key)
     if (FILENAME == ARGV[1])
         wanted[key] = $0
     else {
@@ -39,7 +41,9 @@ END {
         }
         if (same && line != wanted[key])
             complain(key ": differs from the table, which has " wanted[key] ", found " line)
-        # another compiler may make two accesses of one
+        # another compiler may make two accesses of one; it launches as often
+        if (!same && field(line, "launches") != field(wanted[key], "launches"))
+            complain(key ": expected " field(wanted[key], "launches") " launches, found " field(line, "launches"))
         for (w = 1; w <= 2 && !same; w++) {
             what = w == 1 ? "read" : "written"
             if (field(line, what) * field(wanted[key], "launches") > 1.1 * field(wanted[key], what) * field(line, "launches"))
