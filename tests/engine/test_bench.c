@@ -262,8 +262,8 @@ static void expect_the_numbers_of_a_step(int rank, const char *path)
         for (int64_t i = 0; i < t->count; i++) {
             const float found =
                 (float)json_real_value(json_array_get(json_object_get(root, names[k]), (size_t)i));
-            cr_expect_eq((double)found, engine_element(t, i), "rank %d, step %lld: %s %.9g, expected %.9g",
-                         rank, (long long)i, names[k], (double)found, engine_element(t, i));
+            cr_expect_eq((double)found, tensor_element(t, i), "rank %d, step %lld: %s %.9g, expected %.9g",
+                         rank, (long long)i, names[k], (double)found, tensor_element(t, i));
         }
     }
     assay_tensorfile_close(f);

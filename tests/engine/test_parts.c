@@ -8,7 +8,7 @@ static double golden_lr(const assay_tensorfile *f, const char *name, int64_t ste
 {
     const assay_tensor_info *t = assay_tensorfile_find(f, name);
     cr_assert(t, "%s", name);
-    return engine_element(t, step);
+    return tensor_element(t, step);
 }
 
 static void schedule_golden(const char *file, int64_t warmup, double init)

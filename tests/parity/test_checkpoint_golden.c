@@ -27,7 +27,7 @@ static void expect_logits(const char *model, const char *engine, const char *pre
     const assay_tensor_info *e = assay_tensorfile_find(expected, "logits"),
                             *f = assay_tensorfile_find(found, "logits");
     cr_assert(e != NULL && f != NULL && e->count == f->count && e->dtype == ASSAY_F64);
-    const double worst = engine_difference(f, e);
+    const double worst = tensor_difference(f, e);
     cr_expect(worst <= tolerance, "%s %s %s: off by %g of the largest logit", model, engine, precision,
               worst);
     assay_tensorfile_close(found);

@@ -161,7 +161,7 @@ Test(checkpoint_layouts, three_steps_further)
                     continue;
                 cr_assert_not_null(f, "%s", e->name);
                 n++;
-                worst = fmax(worst, engine_difference(f, e));
+                worst = worse_of(worst, tensor_difference(f, e));
             }
             cr_expect(n > 60 && worst <= 2e-4, "%s %s -> %s %s: %lld tensors, the worst off by %g",
                       engine_of(i), layout_of(i), engine_of(b), layout_of(b), (long long)n, worst);

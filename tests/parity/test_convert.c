@@ -80,7 +80,7 @@ static double distance(const assay_tensor_info *logits, const assay_tensor_info 
             const double y = ref_stored_element(want->data, want->dtype, i * v + k);
             const double x = ref_stored_element(logits->data, logits->dtype, (i * s + s - 1) * v + k);
             greatest = fmax(greatest, fabs(y));
-            worst = fabs(x - y) <= worst ? worst : fabs(x - y);
+            worst = worse_of(worst, fabs(x - y));
         }
     return worst / greatest;
 }

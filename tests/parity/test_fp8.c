@@ -168,7 +168,7 @@ Test(fp8, models_are_run_from_the_folder)
             const assay_tensor_info *found = assay_tensorfile_find(f, "logits");
             const assay_tensor_info *want = assay_tensorfile_find(golden, cases[c]);
             cr_assert(found != NULL && want != NULL && found->count == want->count);
-            const double worst = engine_difference(found, want);
+            const double worst = tensor_difference(found, want);
             cr_expect(worst <= engines[e].tolerance, "%s %s: off by %g of the largest logit", cases[c],
                       engines[e].words, worst);
             assay_tensorfile_close(f);

@@ -71,7 +71,7 @@ typedef struct worst_errors {
 
 static void take_worst(double *worst, double error)
 {
-    *worst = error <= *worst ? *worst : error;
+    *worst = worse_of(*worst, error);
 }
 
 static double relative(double a, double b)

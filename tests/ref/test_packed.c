@@ -143,7 +143,7 @@ Test(ref_packed, a_packed_row_is_its_documents_in_rows_of_their_own)
             set_layout(&c, layouts[i]);
             require_ok(ref_run(&c.run, c.weights, &r), layouts[i]);
             const double worst = compare_results(&r, &apart, 1e-12, layouts[i]);
-            largest = worst <= largest ? largest : worst;
+            largest = worse_of(largest, worst);
             ref_run_result_free(&r);
         }
         if (getenv("ASSAY_TEST_VERBOSE"))

@@ -5,6 +5,7 @@
 #include "core/base/file.h"
 #include "core/base/log.h"
 #include "core/files/tensorfile.h"
+#include "tests/support/difference.h"
 #include "tests/support/training_out.h"
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -199,33 +200,6 @@ static inline void cli_copy(const char *from, const char *to)
 
 /* --- result files ------------------------------------------------------------------------------------------
  */
-static inline double cli_element(const assay_tensor_info *t, int64_t i)
-{
-    float narrow;
-    double wide;
-    if (t->dtype == ASSAY_F64) {
-        memcpy(&wide, (const char *)t->data + 8 * i, 8);
-        return wide;
-    }
-    memcpy(&narrow, (const char *)t->data + 4 * i, 4);
-    return (double)narrow;
-}
-
-/* Largest difference in units of the expected tensor's largest magnitude; NaN when either holds one. */
-static inline double cli_difference(const assay_tensor_info *found, const assay_tensor_info *expected)
-{
-    double most = 0.0, worst = 0.0;
-    for (int64_t i = 0; i < expected->count; i++) {
-        const double e = cli_element(expected, i), d = fabs(cli_element(found, i) - e);
-        most = fmax(most, fabs(e));
-        if (!(d <= worst))
-            worst = d;
-        if (isnan(worst))
-            return worst;
-    }
-    return most > 0.0 ? worst / most : worst;
-}
-
 /* The file holds exactly the tensors of `expected_path`, with its shapes, as `dtype`, within `tolerance`.
  * Returns the worst difference. */
 static inline double cli_compare(const char *found_path, const char *expected_path, assay_dtype dtype,
@@ -247,10 +221,10 @@ static inline double cli_compare(const char *found_path, const char *expected_pa
         cr_expect_eq(st, ASSAY_OK, "%s: %s", what, assay_error_message());
         if (st != ASSAY_OK)
             continue;
-        const double d = cli_difference(f, e);
+        const double d = tensor_difference(f, e);
         cr_expect(d <= tolerance, "%s: %s differs by %g of its largest magnitude, allowed %g", what, e->name,
                   d, tolerance);
-        worst = fmax(worst, d);
+        worst = worse_of(worst, d);
     }
     assay_tensorfile_close(found);
     assay_tensorfile_close(expected);

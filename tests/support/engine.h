@@ -6,6 +6,7 @@
 #include "core/files/tensorfile.h"
 #include "core/files/tensorwriter.h"
 #include "core/run/launch.h"
+#include "tests/support/difference.h"
 #include "tests/support/training_out.h"
 #include <criterion/criterion.h>
 #include <math.h>
@@ -85,32 +86,6 @@ static inline void engine_must_run(assay_status st, const char *what)
 
 #define ENGINE_RUN(world, ...) engine_must_run(engine_run(world, __VA_ARGS__), #__VA_ARGS__)
 
-static inline double engine_element(const assay_tensor_info *t, int64_t i)
-{
-    float narrow;
-    double wide;
-    if (t->dtype == ASSAY_F64) {
-        memcpy(&wide, (const char *)t->data + 8 * i, 8);
-        return wide;
-    }
-    memcpy(&narrow, (const char *)t->data + 4 * i, 4);
-    return (double)narrow;
-}
-
-/* Largest difference of a tensor in units of the expected one's largest magnitude. */
-static inline double engine_difference(const assay_tensor_info *found, const assay_tensor_info *expected)
-{
-    double most = 0.0, worst = 0.0;
-    for (int64_t i = 0; i < expected->count; i++)
-        most = fmax(most, fabs(engine_element(expected, i)));
-    for (int64_t i = 0; i < expected->count; i++) {
-        const double d = fabs(engine_element(found, i) - engine_element(expected, i));
-        if (!(d <= worst)) /* NaN is the worst */
-            worst = d;
-    }
-    return most > 0.0 ? worst / most : worst;
-}
-
 /* Order among the streams of the engines that follow: 0 runs what is needed and no more, another seed whatever may run. */
 static inline void engine_set_stream_seed(int seed)
 {
@@ -158,7 +133,7 @@ static inline void engine_compare(const char *found_path, const char *expected_p
         cr_assert_eq(assay_tensorfile_get(found, e->name, ASSAY_F32, e->shape, e->ndim, &f), ASSAY_OK, "%s",
                      assay_error_message());
         if (tolerance > 0.0)
-            cr_expect(engine_difference(f, e) <= tolerance, "%s: %g", e->name, engine_difference(f, e));
+            cr_expect(tensor_difference(f, e) <= tolerance, "%s: %g", e->name, tensor_difference(f, e));
         else
             cr_expect(f->bytes == e->bytes && memcmp(f->data, e->data, e->bytes) == 0, "%s: bits differ",
                       e->name);
@@ -180,7 +155,7 @@ static inline double engine_worst(const char *found_path, const char *expected_p
         const assay_tensor_info *e = assay_tensorfile_at(expected, i);
         const assay_tensor_info *f = assay_tensorfile_find(found, e->name);
         cr_assert(f);
-        worst = fmax(worst, engine_difference(f, e));
+        worst = fmax(worst, tensor_difference(f, e)); /* drops a NaN: both runs may hold it */
     }
     assay_tensorfile_close(found);
     assay_tensorfile_close(expected);

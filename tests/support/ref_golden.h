@@ -48,7 +48,7 @@ static inline int64_t compare_parts(const model_case *c, const ref_run_result *r
             ref_hf_extract(p, part, t->data, x);
             snprintf(name, sizeof name, "%s.%s", kind, h->name);
             const double e = compare_golden(f, name, x, n, tolerance);
-            *worst = e <= *worst ? *worst : e;
+            *worst = worse_of(*worst, e);
             free(x);
             compared++;
         }

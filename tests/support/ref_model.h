@@ -4,6 +4,7 @@
 
 #include "core/base/philox.h"
 #include "ref/ref.h"
+#include "tests/support/difference.h"
 #include <criterion/criterion.h>
 #include <math.h>
 #include <stdlib.h>
@@ -114,13 +115,8 @@ static inline double relative_error(const double *a, const double *b, int64_t n)
 {
     double worst = 0.0, largest = 0.0;
     for (int64_t i = 0; i < n; i++) {
-        const double d = fabs(a[i] - b[i]);
-        if (!(d <= worst))
-            worst = d;
-        if (isnan(a[i]) || isnan(b[i]))
-            return (double)NAN;
-        if (fabs(b[i]) > largest)
-            largest = fabs(b[i]);
+        worst = worse_of(worst, fabs(a[i] - b[i]));
+        largest = fmax(largest, fabs(b[i]));
     }
     return worst == 0.0 ? 0.0 : worst / largest;
 }
@@ -147,14 +143,14 @@ static inline double compare_results(const ref_run_result *a, const ref_run_resu
         const double e = relative_error(y->data, x->data, named_count(x));
         cr_expect(e <= tolerance, "%s: %s %s of step %ld: relative error %g", what, x->kind, x->name,
                   (long)x->step, e);
-        worst = e <= worst ? worst : e;
+        worst = worse_of(worst, e);
     }
     const double *const pairs[][2] = {
         {a->loss, b->loss}, {a->grad_norm, b->grad_norm}, {a->aux_loss, b->aux_loss}, {a->z_loss, b->z_loss}};
     for (int j = 0; j < 4; j++) {
         const double e = relative_error(pairs[j][0], pairs[j][1], a->steps);
         cr_expect(e <= tolerance, "%s: number %d (loss, norm, aux, z): relative error %g", what, j, e);
-        worst = e <= worst ? worst : e;
+        worst = worse_of(worst, e);
     }
     return worst;
 }
