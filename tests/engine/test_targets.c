@@ -11,6 +11,15 @@ static bool built_for_both(void)
     return ASSAY_SIM_TARGETS > 1;
 }
 
+/* With one set the tests below compare it with itself, which is right where cmake/AssayTargets.cmake asks for no second one. */
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__OPTIMIZE__) &&              \
+    !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+Test(engine_targets, an_optimized_build_has_both)
+{
+    cr_expect(built_for_both(), "cmake/AssayTargets.cmake: no objcopy, or a linker that it does not know?");
+}
+#endif
+
 /* The records of a trace with the hash of every tensor that a run of three steps makes; freed by the caller. */
 static char *records_of(const char *target, const char *model, const char *options)
 {
