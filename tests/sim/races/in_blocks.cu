@@ -33,8 +33,10 @@ KERNEL(reduction_without_barrier, 1, 128, 0)
     s[threadIdx.x] = x[threadIdx.x];
     __syncthreads();
     for (unsigned step = 64; step > 0; step /= 2) {
-        if (threadIdx.x < step)
-            s[threadIdx.x] += s[threadIdx.x + step]; /* a: reduction_without_barrier */
+        if (threadIdx.x < step) {
+            const int other = s[threadIdx.x + step]; /* b: reduction_without_barrier */
+            s[threadIdx.x] += other;                 /* a: reduction_without_barrier */
+        }
     }
     if (threadIdx.x == 0)
         y[0] = s[0];
@@ -275,8 +277,7 @@ const race_case RACES_IN_BLOCKS[] = {
     CASE(flag_without_fence),
     CASE(flag_not_acquired),
     CASE(plain_flag),
-    {"barrier_in_a_branch", "divergent barrier", "kernel barrier_in_a_branch", __FILE__,
-     run_barrier_in_a_branch},
-    {"barrier_and_warp", "divergent warp", "kernel barrier_and_warp", __FILE__, run_barrier_and_warp},
+    MARKED(barrier_in_a_branch, "divergent barrier", "kernel barrier_in_a_branch", 0),
+    MARKED(barrier_and_warp, "divergent warp", "kernel barrier_and_warp", 0),
     {},
 };

@@ -347,8 +347,8 @@ const race_case RACES_IN_GRIDS[] = {
     CASE(streams, "of two streams"),
     CASE(event_of_another_stream, "of two streams"),
     CASE(event_too_early, "of two streams"),
-    CASE(copy_beside_a_kernel, "of two streams"),
-    CASE(memset_beside_a_kernel, "of two streams"),
+    MARKED(copy_beside_a_kernel, "race", "of two streams", 1),
+    MARKED(memset_beside_a_kernel, "race", "of two streams", 1),
     CASE(lanes_of_a_graph, "of two streams"),
     {},
 };

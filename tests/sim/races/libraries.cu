@@ -270,10 +270,8 @@ static void run_collective_behind_an_event(int *x, int *y)
     (void)GPU_LAUNCH(ordered, 1, 32, 0, s.compute, y);
 }
 
-#define CASE(name)                                                                                           \
-    {                                                                                                        \
-#name, "race", "of two streams", __FILE__, run_##name                                                \
-    }
+/* The other side is the library's: it has no line of ours. */
+#define CASE(name) MARKED(name, "race", "of two streams", 1)
 #define FREE(name)                                                                                           \
     {                                                                                                        \
 #name, nullptr, "", __FILE__, run_##name                                                             \
@@ -283,7 +281,7 @@ const race_case RACES_WITH_LIBRARIES[] = {
     CASE(result_without_event),
     CASE(bias_without_event),
     CASE(workspace_without_event),
-    CASE(one_workspace_of_two_products),
+    MARKED(one_workspace_of_two_products, "race", "of two streams", 0),
     CASE(vector_without_event),
     CASE(vector_result_without_event),
     CASE(factor_without_event),

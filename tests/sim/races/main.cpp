@@ -3,6 +3,7 @@
 #include "races.h"
 
 #include <algorithm>
+#include <ctype.h>
 #include <fstream>
 #include <sstream>
 #include <stdio.h>
@@ -14,24 +15,34 @@
 static int failures, checked;
 static char findings[] = "/tmp/assay-races-XXXXXX";
 
-/* "file.cu:12" for the line with this mark; "" when there is none. */
+/* "file.cu:12" for the line with this mark; "" when there is none, "twice" when there are two. */
 static std::string marked(const char *file, char side, const char *name)
 {
     const char *base = strrchr(file, '/');
     std::ifstream in(std::string(ASSAY_SOURCE_DIR "/tests/sim/races/") + (base ? base + 1 : file));
     const std::string mark = std::string(1, side) + ": " + name + " *";
-    std::string text;
+    std::string text, found;
     for (int line = 1; std::getline(in, text); ++line) {
         if (text.find(mark) != std::string::npos)
-            return std::string(base ? base + 1 : file) + ":" + std::to_string(line);
+            found = !found.empty() ? "twice" : (base ? base + 1 : file) + (":" + std::to_string(line));
     }
-    return "";
+    return found;
 }
 
 static void fail(const race_case &c, const char *what, const std::string &reports)
 {
     ++failures;
     fprintf(stderr, "%s: %s: %s\n", c.name, what, reports.c_str());
+}
+
+/* Whether the line names that place: file.cu:12 is not in "file.cu:123".  "": no place is asked for. */
+static bool names(const std::string &line, const std::string &place)
+{
+    size_t at = line.find(place);
+    while (at != std::string::npos && !place.empty() && at + place.size() < line.size() &&
+           isdigit(static_cast<unsigned char>(line[at + place.size()])) != 0)
+        at = line.find(place, at + 1);
+    return at != std::string::npos;
 }
 
 /* A line that says all of it. */
@@ -43,10 +54,19 @@ static bool said(const std::string &reports, const char *kind, const char *words
     std::string line;
     while (std::getline(in, line)) {
         if (line.compare(0, head.size(), head) == 0 && line.find(words) != std::string::npos &&
-            line.find(a) != std::string::npos && line.find(b) != std::string::npos)
+            names(line, a) && names(line, b))
             return true;
     }
     return false;
+}
+
+/* A report that is held to no line would pass wherever it is: the file has the marks that the case declares. */
+static void check_marks(const race_case &c, const std::string &a, const std::string &b)
+{
+    const int wanted = c.marks >= 0 ? c.marks : strcmp(c.kind, "race") == 0 ? 2 : 1;
+    if (a == "twice" || b == "twice" || !a.empty() != (wanted > 0) || !b.empty() != (wanted > 1))
+        fail(c, ("expected marks of " + std::to_string(wanted) + " lines, found").c_str(),
+             "a: " + a + ", b: " + b);
 }
 
 static void run(const race_case &c)
@@ -70,9 +90,12 @@ static void run(const race_case &c)
     const std::string reports((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
     if (c.kind == nullptr && !reports.empty())
         fail(c, "a false alarm", reports);
-    if (c.kind != nullptr &&
-        !said(reports, c.kind, c.words, marked(c.file, 'a', c.name), marked(c.file, 'b', c.name)))
-        fail(c, "not reported as it should be", reports);
+    if (c.kind != nullptr) {
+        const std::string a = marked(c.file, 'a', c.name), b = marked(c.file, 'b', c.name);
+        check_marks(c, a, b);
+        if (!said(reports, c.kind, c.words, a, b))
+            fail(c, "not reported as it should be", reports);
+    }
     if (c.also != nullptr &&
         (marked(c.file, 'c', c.name).empty() || !said(reports, c.also, "", marked(c.file, 'c', c.name), "")))
         fail(c, (std::string("not reported: ") + c.also).c_str(), reports);

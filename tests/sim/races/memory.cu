@@ -111,7 +111,7 @@ const race_case RACES_OF_MEMORY[] = {
     CASE(device_never_written, "uninitialized", "global memory, byte 12 of a block of 64 bytes"),
     CASE(managed_never_written, "uninitialized", "global memory, byte 12 of a block of 64 bytes"),
     CASE(use_after_free, "illegal address", "which has been freed"),
-    CASE(double_free, "invalid pointer", ""),
+    MARKED(double_free, "invalid pointer", "", 0),
     CASE(host_reads_device, "illegal address", "host code"),
     {},
 };

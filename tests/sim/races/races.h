@@ -13,7 +13,15 @@ struct race_case {
     int reports =
         0; /* how many lines there must be, of a launch that ends with cudaErrorIllegalAddress; 0: not looked at */
     const char *also = nullptr; /* the kind of another report, of the line marked c: NAME */
+    int marks =
+        -1; /* which lines the report has to name: 2: a and b, 1: a, 0: none; -1: 2 of a race, else 1 */
 };
+
+/* A case that declares its marks. */
+#define MARKED(name, kind, words, marks)                                                                     \
+    {                                                                                                        \
+#name, kind, words, __FILE__, run_##name, 0, nullptr, marks                                          \
+    }
 
 extern const race_case RACES_IN_BLOCKS[], RACES_IN_GRIDS[], RACES_OF_MEMORY[], COOPERATIVE[], BAD_ACCESS[],
     RACES_OF_TILES[], RACES_WITH_LIBRARIES[], CLEAN[];

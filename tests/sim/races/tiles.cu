@@ -49,7 +49,7 @@ KERNEL(rows_before_barrier, 1, 64, 2 * TILE * 2)
     mma_rows<D, 1> rows;
     COPY(tiles, x); /* b: rows_before_barrier */
     mma_commit();
-    mma_wait<0>();                  /* b: rows_before_barrier */
+    mma_wait<0>();
     mma_load_rows(&rows, tiles, 0); /* a: rows_before_barrier */
     y[threadIdx.x] = (int)rows.r[0][0][0];
 }
