@@ -155,7 +155,7 @@ beside mutants ci/mutants.sh --fast
 together
 step parity build/release/bin/assay run --report build/test-report
 step random-cases ci/random_cases.sh # hundreds by hand
-step kills ci/kills.sh --steps 8 --runs 2 # of the 300 and 100 that it does by itself; alone, because it looks for names in /dev/shm
+step kills ci/kills.sh --steps 8 --runs 2 # of the 300 and 100 that it does by itself; alone, because it kills within the time that a run took before
 beside certify build/release/bin/assay certify --engine sim --seeds 1 # one process most of its time
 beside install ci/install_check.sh
 beside package ci/package.sh
