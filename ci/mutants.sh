@@ -51,6 +51,7 @@ self_test() {
     printf '#!/bin/sh\n' >"$room/ci/build.sh"
     cat >"$room/judge" <<'STUB'
 #!/usr/bin/env bash
+[[ $* == *--variant* && $* != *--variant*--variant* ]] || { echo "expected one --variant, found $*"; exit 2; }
 case "$ASSAY_MUTANT $*" in
 " "*"$DIES"*) kill -9 "$(ps -o ppid= -p $PPID | tr -d " ")" ;;
 " "*"$WRONG"*) ;;
@@ -61,7 +62,7 @@ echo "FAIL  cell, plan: ${FOUND:-op.x y}, step 0, rank 0"
 exit 1
 STUB
     chmod +x "$room/ci/build.sh" "$room/judge"
-    mutant() { printf 'bugs %s\nplanted a fault\nrun --case %s --layout 1\n%b' "$1" "$1" "$2" >"$room/tests/mutants/$1.mutant"; }
+    mutant() { printf 'bugs %s\nplanted a fault\nrun --case %s --layout 1%s\n%b' "$1" "$1" "${3:-}" "$2" >"$room/tests/mutants/$1.mutant"; }
     # expect CODE TEXT [VARIABLE=VALUE ...]: the script in that tree
     expect() {
         local wanted=$1 text=$2
@@ -70,7 +71,7 @@ STUB
         code=$?
         [[ $code == "$wanted" && $says == *"$text"* ]] || { echo "mutants: expected '$text' and code $wanted, found code $code: $says" >&2; exit 1; }
     }
-    mutant a 'fp32 plan: op.x y\nbf16 plan: op.x y\n'
+    mutant a 'fp32 plan: op.x y\nbf16 plan: op.x y\n' ' --variant k1'
     mutant b 'fp32 plan: op.x y\n'
     document() { # document WITHOUT MORE: the table without rows of that text, and with more
         { "$room/ci/mutants.sh" --table | grep -vF "$1" && printf '%b\n| another | table |\n' "$2"; } >"$room/docs/DETECTION.md"
@@ -126,9 +127,10 @@ asks() {
 judged() {
     local name=$1 precision=$2 options=$3 dir first all_failed
     dir=$work/${name:-clean}-$precision-$(cksum <<<"$options" | cut -d' ' -f1)
+    [[ " $options " == *" --variant "* ]] || options="--variant fastest $options" # given once, or refused
     # shellcheck disable=SC2086 # words
     ASSAY_MUTANT=$name ASSAY_COLLECTIVE_TIMEOUT_S=60 OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 \
-        "$judge" run --engine-program build/mutants/bin/assay-sim-mutants --variant fastest \
+        "$judge" run --engine-program build/mutants/bin/assay-sim-mutants \
         $options --precision "$precision" --jobs 1 --quiet --report "$dir" >"$dir.log" 2>&1
     local code=$?
     # "FAIL  context fp32 cp2 fastest, plan: loss cross_entropy_bwd scale, step 0, ..."
@@ -137,7 +139,7 @@ judged() {
     case $code in
     0) echo "passed|" ;;
     1) echo "$(sed -E 's/, (step|microbatch|rank) .*//; s/\[[0-9,]*\]//g' <<<"$first")|$all_failed" ;;
-    *) echo "no verdict: $({ grep -A1 '^skip  ' "$dir.log" || tail -n 2 "$dir.log"; } | sed -n 2p | tr -d '|' | cut -c1-400)|" ;;
+    *) echo "no verdict: $({ grep -A1 '^skip  ' "$dir.log" || tail -n 1 "$dir.log"; } | sed -n '1{$p}; 2p' | tr -d '|' | cut -c1-400)|" ;;
     esac
     rm -rf "$dir"
 }
