@@ -39,6 +39,8 @@ CASES = {
     "qwen3_moe": ("qwen3_moe", dict(r=4, lora_alpha=8, target_modules=ATTENTION)),
     "gpt2": (GPT2, dict(r=3, lora_alpha=4, target_modules=["c_attn", "c_proj"], fan_in_fan_out=True)),
     "gpt2_dora": (GPT2, dict(r=2, lora_alpha=3, use_dora=True, target_modules=["c_proj"], fan_in_fan_out=False)),
+    "qwen2_saved": ("qwen2", dict(r=2, lora_alpha=2, target_modules=["v_proj", "down_proj"], modules_to_save=["q_proj", "layers.0.mlp"])),
+    "qwen3_moe_saved": ("qwen3_moe", dict(r=2, lora_alpha=2, target_modules=["q_proj"], modules_to_save=["layers.3.mlp"])),
     "llama_saved_embedding": ("llama", dict(r=2, lora_alpha=2, target_modules=["q_proj"], modules_to_save=["embed_tokens"])),
     "llama_saved_head": ("llama", dict(r=2, lora_alpha=2, target_modules=["q_proj"], modules_to_save=["lm_head"])),
 }

@@ -38,10 +38,14 @@ static assay_status kind_of(const assay_adapter *a, const char *tensor, char mod
     *kind = ASSAY_LORA_WHOLE;
     if (cut_end(tensor + n, below, module, ASSAY_MODULE_NAME))
         return ASSAY_OK;
-    ASSAY_CHECK(cut_end(tensor + n, ".weight", module, ASSAY_MODULE_NAME) && assay_adapter_saves(a, module),
-                ASSAY_UNSUPPORTED,
+    ASSAY_CHECK(assay_adapter_saves(a, tensor + n), ASSAY_UNSUPPORTED,
                 "%s: tensor '%.160s' is neither LoRA's A or B nor of a module in modules_to_save", a->dir,
                 tensor);
+    if (!cut_end(tensor + n, ".weight", module, ASSAY_MODULE_NAME)) {
+        ASSAY_CHECK(strlen(tensor + n) < ASSAY_MODULE_NAME, ASSAY_LIMIT,
+                    "%s: tensor '%.160s': the name is too long", a->dir, tensor);
+        snprintf(module, ASSAY_MODULE_NAME, "%s", tensor + n);
+    }
     return ASSAY_OK;
 }
 

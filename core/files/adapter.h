@@ -21,7 +21,8 @@ typedef enum {
 } assay_lora_kind;
 
 typedef struct assay_lora_module {
-    char name[ASSAY_MODULE_NAME]; /* model.layers.0.self_attn.q_proj */
+    char name
+        [ASSAY_MODULE_NAME]; /* model.layers.0.self_attn.q_proj; of a tensor that is no weight, its name: ...q_proj.bias */
     const assay_tensor_info *part[ASSAY_LORA_KINDS];
     int64_t r;    /* 0: no low-rank part */
     double alpha; /* the product counts alpha / r times, with use_rslora alpha / sqrt(r) */

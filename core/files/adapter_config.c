@@ -164,6 +164,18 @@ static bool in_layers(const json_t *layers, const char *module)
     return false;
 }
 
+/* Whether a module is the named one or lies below it. */
+static bool is_within(const char *module, const char *name)
+{
+    const size_t n = strlen(name);
+    for (const char *at = module; at != NULL && n > 0; at = strchr(at, '.')) {
+        at += *at == '.';
+        if (strncmp(at, name, n) == 0 && (at[n] == '\0' || at[n] == '.'))
+            return true;
+    }
+    return false;
+}
+
 assay_status assay_adapter_targets(const assay_adapter *a, const char *module, bool *targeted)
 {
     const json_t *targets = json_object_get(a->config, "target_modules");
@@ -176,7 +188,7 @@ assay_status assay_adapter_targets(const assay_adapter *a, const char *module, b
                 a->dir);
     ASSAY_TRY(named(json_object_get(a->config, "exclude_modules"), module, "exclude_modules", &excluded));
     for (size_t i = 0; i < json_array_size(saved) && !excluded; i++)
-        excluded = ends_module(module, json_string_value(json_array_get(saved, i)));
+        excluded = is_within(module, json_string_value(json_array_get(saved, i)));
     if (excluded)
         return ASSAY_OK;
     ASSAY_TRY(named(targets, module, "target_modules", targeted));
@@ -202,15 +214,16 @@ assay_status assay_adapter_pattern(const assay_adapter *a, const char *key, cons
     return ASSAY_OK;
 }
 
-/* PEFT's rule for modules_to_save: the end of the name, also without a dot before it. */
-bool assay_adapter_saves(const assay_adapter *a, const char *module)
+/* PEFT's rule for modules_to_save: a module whose name ends so, also without a dot before it, and all that is below it. */
+bool assay_adapter_saves(const assay_adapter *a, const char *tensor)
 {
     const json_t *saved = json_object_get(a->config, "modules_to_save");
     for (size_t i = 0; i < json_array_size(saved); i++) {
         const char *name = json_string_value(json_array_get(saved, i));
-        const size_t n = strlen(module), m = strlen(name);
-        if (m > 0 && n >= m && strcmp(module + n - m, name) == 0)
-            return true;
+        const size_t m = strlen(name);
+        for (const char *dot = strchr(tensor, '.'); dot != NULL && m > 0; dot = strchr(dot + 1, '.'))
+            if ((size_t)(dot - tensor) >= m && strncmp(dot - m, name, m) == 0)
+                return true;
     }
     return false;
 }

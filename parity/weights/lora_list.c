@@ -25,14 +25,46 @@ static assay_status check_shape(const lora *l, const assay_lora_module *m, const
     return ASSAY_OK;
 }
 
-/* Every module of the adapter has its weight ... */
+/* Whether m holds experts of the model: then all of them, in their shapes. */
+static assay_status check_experts(const lora *l, const assay_lora_module *m, bool *experts)
+{
+    const assay_tensor_info *whole = m->part[ASSAY_LORA_WHOLE];
+    int64_t rows_in_all = 0;
+    *experts = false;
+    for (int64_t i = 0; i < l->n_made && whole != NULL; i++) {
+        const parity_made *t = &l->made[i];
+        int64_t first, rows;
+        if (parity_lora_experts(l, t->name, &first, &rows) != whole)
+            continue;
+        ASSAY_CHECK(t->ndim == 2 && t->shape[0] == rows && t->shape[1] == whole->shape[2], ASSAY_MISMATCH,
+                    "%s: is not of the shape of %s", whole->name, t->name);
+        rows_in_all += rows;
+        *experts = true;
+    }
+    ASSAY_CHECK(!*experts || rows_in_all == whole->shape[0] * whole->shape[1], ASSAY_MISMATCH,
+                "%s: holds %lld experts, and %s has others", whole->name, (long long)whole->shape[0],
+                l->model.dir);
+    return ASSAY_OK;
+}
+
+/* Every module of the adapter has its tensor ... */
 static assay_status check_modules(const lora *l)
 {
     for (int64_t i = 0; i < l->adapter.n; i++) {
         const assay_lora_module *m = &l->adapter.modules[i];
         char name[ASSAY_MODULE_NAME + 16];
+        bool experts = false;
         snprintf(name, sizeof name, "%s.weight", m->name);
         const assay_tensor_info *w = parity_lora_base(l, name);
+        if (w == NULL && m->r == 0) {
+            w = parity_lora_base(l, m->name);
+            ASSAY_TRY(check_experts(l, m, &experts));
+        }
+        if (experts)
+            continue;
+        ASSAY_CHECK(w != NULL || m->r > 0 || m->part[ASSAY_LORA_WHOLE] == NULL, ASSAY_MISMATCH,
+                    "%s: of modules_to_save has no place in %s", m->part[ASSAY_LORA_WHOLE]->name,
+                    l->model.dir);
         ASSAY_CHECK(
             w != NULL, ASSAY_MISMATCH,
             "%s: is adapted, but %s has no tensor '%s' (a tied head is stored once, as the embedding)",

@@ -118,20 +118,60 @@ static assay_status add_low_rank(const lora *l, const assay_lora_module *m, cons
     return transpose(w, turned[0], turned[1]);
 }
 
+/* --- merging --------------------------------------------------------------------------------------------------------- */
 static const assay_lora_module *module_of(const lora *l, const char *tensor)
 {
     char module[ASSAY_MODULE_NAME];
     const size_t n = strlen(tensor), m = strlen(".weight");
-    if (n <= m || n - m >= sizeof module || strcmp(tensor + n - m, ".weight") != 0)
+    if (n <= m || strcmp(tensor + n - m, ".weight") != 0)
+        return assay_adapter_find(&l->adapter, tensor);
+    if (n - m >= sizeof module)
         return NULL;
     snprintf(module, sizeof module, "%.*s", (int)(n - m), tensor);
     return assay_adapter_find(&l->adapter, module);
+}
+
+const assay_tensor_info *parity_lora_experts(const lora *l, const char *tensor, int64_t *first, int64_t *rows)
+{
+    static const char *const parts[] = {".gate_proj.weight", ".up_proj.weight", ".down_proj.weight"};
+    static const char experts[] = ".experts.";
+    char name[ASSAY_MODULE_NAME];
+    const char *at = strstr(tensor, experts);
+    char *end = NULL;
+    const long long expert = at != NULL ? strtoll(at + sizeof experts - 1, &end, 10) : -1;
+    int part = 0;
+    while (part < 3 && (end == NULL || strcmp(end, parts[part]) != 0))
+        part++;
+    if (part == 3 || expert < 0 || at - tensor > ASSAY_MODULE_NAME - 64)
+        return NULL;
+    snprintf(name, sizeof name, "%.*s.experts.%s", (int)(at - tensor), tensor,
+             part == 2 ? "down_proj" : "gate_up_proj");
+    const assay_lora_module *m = assay_adapter_find(&l->adapter, name);
+    const assay_tensor_info *t = m != NULL ? m->part[ASSAY_LORA_WHOLE] : NULL;
+    if (t == NULL || t->ndim != 3 || expert >= t->shape[0] || (part < 2 && t->shape[1] % 2 != 0))
+        return NULL;
+    *rows = t->shape[1] / (part == 2 ? 1 : 2);
+    *first = expert * t->shape[1] + (part == 1 ? *rows : 0);
+    return t;
+}
+
+static assay_status read_expert(const assay_tensor_info *t, int64_t first, int64_t count, double **out)
+{
+    *out = malloc(((size_t)count + 1) * sizeof **out);
+    ASSAY_CHECK(*out != NULL, ASSAY_OUT_OF_MEMORY, "%s: %lld elements", t->name, (long long)count);
+    for (int64_t i = 0; i < count; i++)
+        (*out)[i] = ref_stored_element(t->data, t->dtype, first * t->shape[2] + i);
+    return ASSAY_OK;
 }
 
 assay_status parity_lora_make(void *user, const parity_made *t, double **out)
 {
     const lora *l = user;
     const assay_lora_module *m = module_of(l, t->name);
+    int64_t first, rows;
+    const assay_tensor_info *experts = parity_lora_experts(l, t->name, &first, &rows);
+    if (experts != NULL)
+        return read_expert(experts, first, t->count, out);
     if (m != NULL && m->part[ASSAY_LORA_WHOLE] != NULL)
         ASSAY_TRY(parity_lora_part(&l->adapter, m->part[ASSAY_LORA_WHOLE], out));
     else

@@ -23,6 +23,8 @@ static const struct {
              {"qwen3_moe", "qwen3_moe", 16, 0},
              {"gpt2", GPT2, 6, 0},
              {"gpt2_dora", GPT2, 4, 0},
+             {"qwen2_saved", "qwen2", 18, 0},
+             {"qwen3_moe_saved", "qwen3_moe", 29, 0},
              {"llama_saved_embedding", "llama", 4, 1},
              {"llama_saved_head", "llama", 3, 1}};
 enum { CASES = sizeof cases / sizeof *cases };
@@ -246,6 +248,10 @@ Test(adapter, what_is_not_merged_is_refused_by_name)
          TENSORS("base_model.model.model.layers.0.self_attn.q",
                  "case_model.model.model.layers.0.self_attn.q"),
          "expected a name that begins with base_model.model."},
+        {"qwen3_moe_saved", "qwen3_moe", CONFIG("\"layers.3.mlp\"", "\"layers.3.mlp.experts\""),
+         "layers.3.mlp.gate.weight' is neither"},
+        {"qwen3_moe_saved", "qwen3_moe", TENSORS("experts.down_proj", "experts.down_prox"),
+         "of modules_to_save has no place"},
         {"llama", "qwen3", "true", "an adapter of"},
         {"qwen2_dora", "llama", "true", "a tied head is stored once"},
         {"llama", "llama", "mv adapter_model.safetensors adapter_model.bin", "adapter_model.safetensors"},
