@@ -181,6 +181,7 @@ assay_status certify_probe_device(const certify_options *o, const char *work, co
                                   const char *device, certify_result *r);
 /* device_sanitize.c: trial `sanitizer`: the exact calls again, under each tool of compute-sanitizer.  Nothing without it in PATH. */
 assay_status certify_sanitize(const certify_options *o, const char *work, certify_board *board);
+bool certify_sanitizer_installed(void);
 /* launch_races.c: trial `races` of a plain CUDA file in the simulator: it is compiled once more, with the race checker, and every size runs
  * once.  Nothing where that cannot be made; out->no_races says why. */
 assay_status certify_races(const certify_options *o, const char *work, certify_board *board,

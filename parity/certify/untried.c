@@ -120,7 +120,9 @@ void certify_list_untried(certify_result *r, const char *tier)
         untried(r->not_tried,
                 "a real device: its arithmetic, memory order, streams and timing; compute-sanitizer");
     else if (r->board.trial[CERTIFY_SANITIZER].calls == 0)
-        untried(r->not_tried, "compute-sanitizer (not found in PATH)");
+        untried(r->not_tried, certify_sanitizer_installed()
+                                  ? "compute-sanitizer: no call came to it, there are no lattice inputs"
+                                  : "compute-sanitizer (not found in PATH)");
     if (r->throughput != NULL)
         return;
     snprintf(text, sizeof text, "throughput: %s",

@@ -350,6 +350,14 @@ Test(certify_device, another_runtime)
                        watched.out);
     cr_expect_null(strstr(watched.out, "not found in PATH"), "%s", watched.out);
     cli_free(&watched);
+    /* One that runs nothing has found nothing. */
+    cli_write_text(cli_file("tools/compute-sanitizer"), "#!/bin/sh\nexit 0\n");
+    cr_assert_eq(chmod(cli_file("tools/compute-sanitizer"), 0700), 0);
+    cli_result idle = cli_run("certify --seeds 1 --so " ASSAY_KERNELS "/other_runtime.so:on_the_stream");
+    cr_expect(certify_failed(&idle, "sanitizer") &&
+                  strstr(idle.out, "memcheck did not come to its end (status 0)") != NULL,
+              "%s%s", idle.out, idle.err);
+    cli_free(&idle);
     /* A library that holds its own runtime. */
     cli_result r = cli_run("certify --seeds 1 --so " ASSAY_KERNELS
                            "/refused.so:device_memory --cuda-runtime " ASSAY_KERNELS "/other_runtime.so");
