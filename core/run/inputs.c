@@ -44,6 +44,12 @@ const char *assay_inputs_load(const assay_train_options *o)
 /* Options of experts that contradict each other or this model. */
 static assay_status check_experts(const assay_train_options *o, const assay_model_config *config)
 {
+    ASSAY_CHECK(
+        o->moe_expert_rank_capacity_factor == 0.0 || o->moe_expert_rank_capacity_factor >= 1.0,
+        ASSAY_INVALID_ARGUMENT,
+        "moe_expert_rank_capacity_factor: expected 0, or 1 or more, found %g: ranks have an even share "
+        "on average",
+        o->moe_expert_rank_capacity_factor);
     ASSAY_CHECK(!o->moe_pad_expert_input_to_capacity || o->moe_expert_capacity_factor > 0.0,
                 ASSAY_INVALID_ARGUMENT,
                 "moe_pad_expert_input_to_capacity without moe_expert_capacity_factor");

@@ -104,6 +104,8 @@ typedef struct assay_train_options {
         moe_input_jitter_eps; /* what the router reads is multiplied by numbers in [1 - eps, 1 + eps]; 0: not */
     double moe_router_bias_update_rate;
     double moe_expert_capacity_factor; /* 0 = every token reaches its experts */
+    double
+        moe_expert_rank_capacity_factor; /* rows that a rank has memory for, of an even share; 0 = all that may come */
     assay_drop_policy moe_token_drop_policy;
     assay_router_dtype moe_router_dtype;  /* fp64 is refused by assay_inputs_take_config */
     bool moe_router_force_load_balancing; /* experts are chosen by random logits */

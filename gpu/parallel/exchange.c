@@ -93,6 +93,43 @@ static assay_status count_unknown(const gpu_model *m, gpu_moe_acts *s, gpu_excha
     return ASSAY_OK;
 }
 
+/* Rows that a rank's memory has room for.  A router may send every token of every rank to one rank's experts; an even share is as many rows
+ * as a rank's own tokens have. */
+static int64_t planned_rows(const gpu_model *m)
+{
+    const int64_t chunk = (m->S + 2 * m->cp - 1) / (2 * m->cp); /* the longest of the sequence's */
+    const int64_t longest = (2 * chunk + m->tp - 1) / m->tp * m->B;
+    if (m->ep == 1)
+        return gpu_most_rows(m, longest);
+    const int64_t worst = m->ep * gpu_most_rows_to(m, longest, m->local_experts);
+    const double some =
+        ceil(m->options->moe_expert_rank_capacity_factor * (double)(longest * m->config->moe_router_topk));
+    return some > 0.0 && some < (double)worst ? (int64_t)some : worst;
+}
+
+/* Every rank of the exchange knows all counts: they end together. */
+static assay_status check_planned(const gpu_model *m, const gpu_exchange *x)
+{
+    const double factor = m->options->moe_expert_rank_capacity_factor;
+    const int64_t planned = planned_rows(m);
+    int64_t most = 0;
+    int to = 0;
+    for (int k = 0; k < m->ep * m->etp && factor > 0.0; k++) {
+        int64_t rows = 0;
+        for (int i = 0; i < m->ep; i++)
+            for (int64_t e = 0; e < m->local_experts; e++)
+                rows += gpu_exchange_counts_of(m, x, k % m->etp, i)[k / m->etp * m->local_experts + e];
+        to = rows > most ? k / m->etp : to;
+        most = rows > most ? rows : most;
+    }
+    ASSAY_CHECK(most <= planned, ASSAY_LIMIT,
+                "ep rank %d receives %lld rows of experts; moe_expert_rank_capacity_factor %g has memory for "
+                "%lld: expected %.4g or more",
+                to, (long long)most, factor, (long long)planned,
+                ceil(1e3 * factor * (double)most / (double)planned) / 1e3);
+    return ASSAY_OK;
+}
+
 assay_status gpu_exchange_count(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts *s, gpu_exchange *x)
 {
     const int64_t El = x->experts;
@@ -102,14 +139,13 @@ assay_status gpu_exchange_count(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_
     ASSAY_TRY(gpu_arena_take(&mb->host, (size_t)m->ep * word, (void **)&s->recv_counts));
     ASSAY_TRY(gpu_arena_take(&mb->host, (size_t)m->etp * word, (void **)&s->etp_counts));
     if (m->run->dry) {
-        const int64_t chunk = (m->S + 2 * m->cp - 1) / (2 * m->cp); /* the longest of the sequence's */
-        const int64_t longest = (2 * chunk + m->tp - 1) / m->tp * m->B;
-        x->received = m->ep == 1 ? gpu_most_rows(m, longest) : m->ep * gpu_most_rows_to(m, longest, El);
+        x->received = planned_rows(m);
         x->gathered = x->received * m->etp;
         return ASSAY_OK;
     }
     if (!x->known)
         return count_unknown(m, s, x);
+    ASSAY_TRY(check_planned(m, x));
     memset(s->counts, 0, (size_t)El * word);
     x->gathered = 0;
     for (int t = 0; t < m->etp; t++) {

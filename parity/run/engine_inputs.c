@@ -90,6 +90,8 @@ assay_status parity_warn_idle_options(const char *program, const assay_train_opt
         warn_idle(program, o, beside[i].name, beside[i].on && beside[i].of_tp && tp1 && !trace,
                   "the layout has no tp");
     }
+    warn_idle(program, o, "moe_expert_rank_capacity_factor", p.expert_model_parallel_size == 1,
+              "the layout has no ep");
     warn_idle(program, o, "overlap_grad_reduce", o->overlap_grad_reduce && dp1,
               "the layout has no dp and no cp");
     warn_idle(program, o, "min_lr", constant, "lr_decay_style is constant");

@@ -110,12 +110,13 @@ static assay_status check_written(const parity_engine *e, const char *option, co
 /* What chooses among kernels or programs has no meaning where neither is run. */
 static assay_status check_reference_options(const parity_step_options *s, const assay_train_options *o)
 {
-    const char *option = s->engine_program[0] != '\0' ? "engine-program"
-                         : o->variant[0] != '\0'      ? "variant"
-                         : o->enable_cuda_graph       ? "enable-cuda-graph"
-                         : s->timeout_s > 0.0         ? "timeout"
-                         : o->collective_timeout > 0  ? "collective-timeout"
-                                                      : NULL;
+    const char *option = s->engine_program[0] != '\0'               ? "engine-program"
+                         : o->variant[0] != '\0'                    ? "variant"
+                         : o->enable_cuda_graph                     ? "enable-cuda-graph"
+                         : o->moe_expert_rank_capacity_factor > 0.0 ? "moe-expert-rank-capacity-factor"
+                         : s->timeout_s > 0.0                       ? "timeout"
+                         : o->collective_timeout > 0                ? "collective-timeout"
+                                                                    : NULL;
     ASSAY_CHECK(option == NULL, ASSAY_INVALID_ARGUMENT, "--%s has no meaning with --engine ref", option);
     return ASSAY_OK;
 }

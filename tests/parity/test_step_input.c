@@ -302,6 +302,8 @@ Test(step_input, options_without_effect_are_refused)
     static const char *const rows[][2] = {
         {"--engine ref --variant k0", "--variant has no meaning with --engine ref"},
         {"--engine ref --enable-cuda-graph", "--enable-cuda-graph has no meaning with --engine ref"},
+        {"--engine ref --moe-expert-rank-capacity-factor 2",
+         "--moe-expert-rank-capacity-factor has no meaning with --engine ref"},
         {"--engine ref --engine-program /bin/true", "--engine-program has no meaning with --engine ref"},
         {"--engine ref --lr 1 --lr-warmup-iters 10", "lr_warmup_iters 10 must be less than"},
         {"--engine sim --lr 1 --lr-warmup-iters 10", "lr_warmup_iters 10 must be less than"},
@@ -341,6 +343,25 @@ Test(step_input, options_that_change_nothing_are_said)
         cr_expect(strstr(r.err, rows[i][1]) != NULL, "%s: %s", rows[i][0], r.err);
         cli_free(&r);
     }
+}
+
+/* Of experts: without ep no rank gets rows of another, and less than an even share is too little for some rank of every step. */
+Test(step_input, memory_for_rows_of_experts)
+{
+    static const char model[] =
+        "--model " MODELS "qwen3_moe --batch " MODELS "qwen3_moe/train_batch.safetensors";
+    cli_result r = cli_run("step --engine sim --moe-expert-rank-capacity-factor 2 %s --out said", model);
+    cli_expect_success(&r, "without ep");
+    cr_expect(strstr(r.err, "--moe-expert-rank-capacity-factor changes nothing: the layout has no ep") !=
+                  NULL,
+              "%s", r.err);
+    cli_free(&r);
+    r = cli_run("step --engine sim --layout dp2,ep2 --moe-expert-rank-capacity-factor 0.5 %s --out none",
+                model);
+    cli_expect_refusal(
+        &r, "a half",
+        (const char *const[]){"moe_expert_rank_capacity_factor: expected 0, or 1 or more, found 0.5", NULL});
+    cli_free(&r);
 }
 
 Test(step_input, a_drop_policy_without_a_capacity_is_refused)
