@@ -23,7 +23,7 @@ static int fail(void)
 }
 
 /* Defaults of --seeds and --call-limit. */
-enum { SEEDS = 2, CALL_LIMIT = 10 };
+enum { SEEDS = 2, CALL_LIMIT = 10, VALID_DAYS = 365 };
 
 static assay_status seconds(const char *name, const char *text, double *out)
 {
@@ -325,6 +325,14 @@ static assay_status check_combination(const certify_options *o)
                 "--cells: it is of --campaign");
     ASSAY_CHECK(o->python[0] != '\0' || (o->python_program[0] == '\0' && o->python_device[0] == '\0'),
                 ASSAY_INVALID_ARGUMENT, "--python-program, --python-device: they are of --python");
+    ASSAY_CHECK(o->variant[0] == '\0' || o->engine[0] != '\0', ASSAY_INVALID_ARGUMENT,
+                "--variant: it is of --engine");
+    ASSAY_CHECK(o->program[0] == '\0' || o->python[0] == '\0', ASSAY_INVALID_ARGUMENT,
+                "--program: it is of --engine, or of a library in device memory");
+    ASSAY_CHECK(o->cuda_runtime[0] == '\0' || o->so[0] != '\0', ASSAY_INVALID_ARGUMENT,
+                "--cuda-runtime: it is of --so");
+    ASSAY_CHECK(o->out[0] != '\0' || (o->key[0] == '\0' && o->valid_days == VALID_DAYS),
+                ASSAY_INVALID_ARGUMENT, "--key, --valid-days: they are of --out");
     return ASSAY_OK;
 }
 
@@ -381,8 +389,11 @@ static const assay_extra_option extra[] = {
 
 int parity_main_certify(int argc, char **argv)
 {
-    verb_options v = {
-        .o = {.arch = "native", .seeds = SEEDS, .valid_days = 365, .call_limit = CALL_LIMIT, .limit = 600.0}};
+    verb_options v = {.o = {.arch = "native",
+                            .seeds = SEEDS,
+                            .valid_days = VALID_DAYS,
+                            .call_limit = CALL_LIMIT,
+                            .limit = 600.0}};
     char work[ASSAY_PATH] = "";
     int code = 2;
     if (assay_options_parse(
