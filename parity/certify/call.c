@@ -17,6 +17,18 @@ bool call_is_output(const call_record *r, int slot)
     return r->slot[slot].present && r->kernel->op->slots[slot].role != ASSAY_SLOT_IN;
 }
 
+bool call_may_be_absent(const call_record *r, int slot)
+{
+    const assay_op_slot *row = &r->kernel->op->slots[slot];
+    return row->role == ASSAY_SLOT_OUT && row->optional && row->like == NULL;
+}
+
+/* Whether the slot has no memory of its own in this form. */
+static bool is_left_out(const call_record *r, const call_form *form, int slot)
+{
+    return !r->slot[slot].present || slot == form->out || (form->without && call_may_be_absent(r, slot));
+}
+
 bool call_has_rows(const call_record *r, int slot)
 {
     return certify_slot_has_rows(&r->kernel->op->slots[slot]);
@@ -328,7 +340,7 @@ static assay_status place_all(const call_record *r, call_ready *c)
     guard_clear(c->arena);
     guard_clear(c->shadows);
     for (int i = 0; i < n; i++) {
-        if (!r->slot[i].present || i == c->form.out)
+        if (is_left_out(r, &c->form, i))
             continue;
         ASSAY_TRY(place_slot(r, c, i));
         if (!c->form.shadow || !is_shadowed(r, i))
@@ -342,10 +354,16 @@ static assay_status place_all(const call_record *r, call_ready *c)
     }
     if (c->form.out >= 0)
         c->tensor[c->form.out].data = c->tensor[c->form.in].data;
-    ASSAY_TRY(guard_take(c->arena, n, "workspace", r->workspace_bytes, align_of(r, ASSAY_I64), c->form.place,
-                         c->form.fill));
+    size_t bytes = r->workspace_bytes;
+    if (c->form.without && r->kernel->k->workspace != NULL) { /* of fewer outputs */
+        guard_inside(true);
+        bytes = r->kernel->k->workspace(&c->call);
+        guard_inside(false);
+    }
+    ASSAY_TRY(
+        guard_take(c->arena, n, "workspace", bytes, align_of(r, ASSAY_I64), c->form.place, c->form.fill));
     c->call.workspace = c->arena->buffer[n].data;
-    c->call.workspace_bytes = r->workspace_bytes;
+    c->call.workspace_bytes = bytes;
     return ASSAY_OK;
 }
 
@@ -359,7 +377,7 @@ assay_status call_prepare(const call_record *r, call_form form, guard_arena *are
     c->arena = arena;
     c->shadows = shadows;
     for (int i = 0; i < assay_op_n_slots(op); i++) {
-        if (!r->slot[i].present)
+        if (!r->slot[i].present || (form.without && call_may_be_absent(r, i)))
             continue;
         shape_tensor(r, &form, i, r->slot[i].dtype, &c->tensor[i]);
         c->slot[i] = &c->tensor[i];
@@ -443,7 +461,7 @@ void call_inspect(const call_record *r, const call_ready *c, certify_board *boar
 {
     const int n = assay_op_n_slots(r->kernel->op);
     for (int i = 0; i < n; i++) {
-        if (!r->slot[i].present || i == c->form.out)
+        if (is_left_out(r, &c->form, i))
             continue;
         inspect_buffer(&c->arena->buffer[i], c->form.fill, "", board);
         if (c->form.gap > 0)

@@ -42,6 +42,7 @@ typedef struct call_form {
     bool pieces; /* a collective whose two tensors share memory: what is input and what is not, is its own */
     bool data_absent; /* NULL for slots without elements */
     bool late;        /* on a device: inputs arrive in the order of the stream, which alone is waited for */
+    bool without;     /* outputs that may be absent are */
 } call_form;
 
 typedef struct call_ready {
@@ -59,6 +60,8 @@ assay_status call_read(call_record *r, const certify_kernel *k, const assay_trac
                        const assay_trace_op *asked, assay_dtype act, const assay_kernel_comm *comm);
 void call_forget(call_record *r);
 bool call_is_output(const call_record *r, int slot);
+/* An output that a caller may leave out whatever the inputs are. */
+bool call_may_be_absent(const call_record *r, int slot);
 /* Whether the rows of a slot are cut by call_form.first and end. */
 bool call_has_rows(const call_record *r, int slot);
 assay_status call_prepare(const call_record *r, call_form form, guard_arena *arena, guard_arena *shadows,

@@ -78,7 +78,7 @@ void trial_compare(trial *t, const call_record *r, const call_ready *c, certify_
     t->board->trial[which].calls++;
     for (int i = 0; i < assay_op_n_slots(r->kernel->op); i++) {
         const call_slot *s = &r->slot[i];
-        if (!call_is_output(r, i))
+        if (!call_is_output(r, i) || (c->form.without && call_may_be_absent(r, i)))
             continue;
         unsigned char *now = malloc(s->bytes + 1);
         const size_t bytes = now != NULL ? call_collect(r, c, i, now) : 0;

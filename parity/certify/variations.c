@@ -58,6 +58,28 @@ static assay_status try_rows(trial *t, const call_record *r)
     return ASSAY_OK;
 }
 
+/* --- fewer outputs ------------------------------------------------------------------------------------------ */
+static assay_status try_without(trial *t, const call_record *r)
+{
+    call_form form = call_plain(GUARD_END, FILL_ODD);
+    call_ready c;
+    int32_t code;
+    bool any = false;
+    for (int i = 0; i < assay_op_n_slots(r->kernel->op); i++)
+        any = any || (r->slot[i].present && call_may_be_absent(r, i));
+    if (!any)
+        return ASSAY_OK;
+    form.without = true;
+    trial_now(t, r, "without the outputs that may be absent: ");
+    ASSAY_TRY(trial_call(t, r, form, &c, &code));
+    t->board->trial[CERTIFY_ACCEPTS].calls++;
+    if (code != ASSAY_KERNEL_OK)
+        certify_bad(t->board, CERTIFY_ACCEPTS, "error code %d in %s", code, t->board->now);
+    else if (t->deterministic)
+        trial_compare(t, r, &c, CERTIFY_REPEAT);
+    return ASSAY_OK;
+}
+
 /* --- strides ------------------------------------------------------------------------------------------------ */
 static assay_status try_strides(trial *t, const call_record *r)
 {
@@ -187,6 +209,7 @@ assay_status trial_variations(trial *t, const assay_trace *request, const call_r
 {
     ASSAY_TRY(try_stream(t, request, r));
     ASSAY_TRY(try_rows(t, r));
+    ASSAY_TRY(try_without(t, r));
     ASSAY_TRY(try_strides(t, r));
     ASSAY_TRY(try_in_place(t, r));
     return try_shadow(t, request, r);

@@ -14,7 +14,9 @@ typedef enum {
     FIRST_STEP_UNCORRECTED,
     LARGEST_FOR_INFINITY,
     FLUSHES,
-    ENDS_AT_4096
+    ENDS_AT_4096,
+    WANTS_PARAM,
+    LOOKS_AT_PARAM
 } adamw_way;
 
 /* Decay apart from the step, whose rate comes before the division. */
@@ -48,10 +50,13 @@ static int32_t adamw(const assay_kernel_call *c, adamw_way way)
     const int32_t code = check_adamw(c);
     if (code != 0)
         return code;
+    if (way == WANTS_PARAM && ADAMW(PARAM) == NULL)
+        return ASSAY_KERNEL_INVALID;
     const double step = (double)c->attr[ASSAY_KERNEL_ATTR_ADAMW_STEP]->integer;
     const bool corrected = way != FIRST_STEP_UNCORRECTED || step > 1.0;
     const double c1 = corrected ? 1.0 - pow(CONSTANT(BETA1), step) : 1.0,
                  c2 = corrected ? 1.0 - pow(CONSTANT(BETA2), step) : 1.0;
+    const bool ends = way == ENDS_AT_4096, blind = way == LOOKS_AT_PARAM && ADAMW(PARAM) == NULL;
     const float scale = ADAMW(GRAD_SCALE) != NULL ? (float)*(const double *)ADAMW(GRAD_SCALE)->data : 1.0f;
     const float b1 = (float)CONSTANT(BETA1), b2 = (float)CONSTANT(BETA2), r1 = (float)(1.0 - CONSTANT(BETA1)),
                 r2 = (float)(1.0 - CONSTANT(BETA2)), size = (float)(CONSTANT(LR) / c1),
@@ -62,7 +67,7 @@ static int32_t adamw(const assay_kernel_call *c, adamw_way way)
     float *p = ADAMW(MAIN_PARAM)->data, *m = ADAMW(EXP_AVG)->data, *v = ADAMW(EXP_AVG_SQ)->data;
     for (int64_t i = 0; i < ADAMW(GRAD)->shape[0]; i++) {
         const float g = grad[i] * scale;
-        if (way != ENDS_AT_4096 || i < 4096) {
+        if (!(ends && i >= 4096) && !blind) {
             m[i] = way == AS_PYTORCH ? m[i] + r1 * (g - m[i]) : b1 * m[i] + r1 * g;
             v[i] = b2 * v[i] + r2 * g * g;
             const float below =
@@ -96,6 +101,8 @@ static const assay_kernel_output adamw_outputs[] = {ADAMW_OUTPUT(MAIN_PARAM), AD
 
 ADAMW_OF(adamw_honest, HONEST)
 ADAMW_OF(adamw_as_pytorch, AS_PYTORCH)
+ADAMW_OF(adamw_wants_param, WANTS_PARAM)
+ADAMW_OF(adamw_looks_at_param, LOOKS_AT_PARAM)
 ADAMW_OF(adamw_largest_for_infinity, LARGEST_FOR_INFINITY)
 ADAMW_OF(adamw_flushes, FLUSHES)
 ADAMW_OF(adamw_eps_before_correction, EPS_BEFORE_CORRECTION)

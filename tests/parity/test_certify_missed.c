@@ -42,6 +42,14 @@ Test(certify_missed, adamw_as_pytorch_writes_it)
     expect_missed(wrong, sizeof wrong / sizeof *wrong);
 }
 
+/* An output that may be absent is: a caller in fp32 has no other parameter than the main one. */
+Test(certify_missed, an_output_that_may_be_absent)
+{
+    static const char *const wrong[][2] = {{"missed.so:adamw_wants_param", "accepts"},
+                                           {"missed.so:adamw_looks_at_param", "repeat"}};
+    expect_missed(wrong, sizeof wrong / sizeof *wrong);
+}
+
 /* Where every score underflows, the sum that divides them is the 1e-20 alone. */
 Test(certify_missed, scores_that_underflow)
 {
