@@ -108,9 +108,9 @@ assay_status gpu_router_route_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_la
 /* dprobs -> gradient of the router's weight; dtokens (instance mlp.router.gating, slot dx) */
 assay_status gpu_router_route_bwd(gpu_model *m, gpu_layer *l, gpu_moe_acts *a, gpu_value *dtokens,
                                   gpu_value *dprobs);
-/* sum I64 [E] on the device: the layer's counts of the step, this rank's microbatches added up.  Every one of them has
- * gone forward. */
-assay_status gpu_step_tokens_per_expert(gpu_model *m, const gpu_layer *l, gpu_value *sum);
+/* sums I64 [layers,E] on the device: counts of the step by the stage's layers, this rank's microbatches added up; the host waits once for
+ * all of them.  Every microbatch has gone forward. */
+assay_status gpu_step_tokens_per_expert(gpu_model *m, int64_t *sums);
 /* sum on the host: the losses of the layer's router of the step likewise, this rank's parts, coefficients in them. */
 assay_status gpu_step_aux_losses(gpu_model *m, const gpu_layer *l, double sum[GPU_LOSSES]);
 

@@ -292,6 +292,8 @@ assay_status gpu_model_rope_tables(gpu_model *m);
 
 /* The position of a row if cp cut the sequence in plain order: a planted fault. */
 int64_t gpu_model_plain_position(const gpu_model *m, int64_t row);
+/* Layers of this stage, all chunks. */
+int64_t gpu_model_layers(const gpu_model *m);
 
 gpu_param *gpu_model_find(gpu_model *m, const char *name);
 

@@ -322,19 +322,27 @@ static assay_status call_arena(gpu_model *m)
     return sums || gpu_has_halves(m) ? gpu_beside_create(m->run) : ASSAY_OK;
 }
 
-/* Counts of a step: every microbatch's forward writes its row, so nothing needs to be cleared. */
-static assay_status expert_counts_create(gpu_model *m)
+int64_t gpu_model_layers(const gpu_model *m)
 {
-    const int64_t rows = m->n_microbatches * m->config->num_moe_experts;
     int64_t n = 0;
     for (int c = 0; c < m->n_chunks; c++)
         n += m->chunks[c].n_layers;
+    return n;
+}
+
+/* Counts of a step: every microbatch's forward writes its row, so nothing needs to be cleared but the rows of layers without experts. */
+static assay_status expert_counts_create(gpu_model *m)
+{
+    const int64_t rows = m->n_microbatches * m->config->num_moe_experts;
+    int64_t n = gpu_model_layers(m);
     if (rows == 0)
         return ASSAY_OK;
     const bool global = assay_balancing_coeff(m->options, ASSAY_BALANCING_GLOBAL_AUX) > 0.0;
     const int64_t all = n * rows;
     CUDA_TRY(
         cudaMalloc((void **)&m->expert_counts, (size_t)(global ? 2 * all : all) * sizeof *m->expert_counts));
+    CUDA_TRY(
+        cudaMemsetAsync(m->expert_counts, 0, (size_t)all * sizeof *m->expert_counts, m->run->ctx.stream));
     const size_t losses = (size_t)(n * m->n_microbatches) * GPU_LOSSES * sizeof *m->aux_losses;
     CUDA_TRY(cudaMalloc((void **)&m->aux_losses, losses > 0 ? losses : 1));
     CUDA_TRY(cudaMemsetAsync(m->aux_losses, 0, losses, m->run->ctx.stream)); /* layers without experts */

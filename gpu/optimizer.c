@@ -210,7 +210,8 @@ done:
 }
 
 /* --- expert bias -------------------------------------------------------------------------------------------- */
-static assay_status update_expert_bias(gpu_optimizer *o, gpu_layer *l)
+/* counts: this rank's, of the step. */
+static assay_status update_expert_bias(gpu_optimizer *o, gpu_layer *l, int64_t *step_counts)
 {
     gpu_model *m = o->model;
     gpu_run *run = m->run;
@@ -218,11 +219,10 @@ static assay_status update_expert_bias(gpu_optimizer *o, gpu_layer *l)
     const gpu_dim dim = gpu_dim_whole(E);
     const assay_group group = ASSAY_GROUP_TP_DP_CP;
     gpu_value counts = gpu_value_describe(NULL, 1, &dim, -1), total, bias = l->moe.expert_bias->weight;
-    counts.t = gpu_tensor_1d(o->counts, ASSAY_I64, E);
+    counts.t = gpu_tensor_1d(step_counts, ASSAY_I64, E);
     run->layer = l->number;
     gpu_value_name(run, &counts, "mlp.router", "step_tokens_per_expert");
     total = counts;
-    ASSAY_TRY(gpu_step_tokens_per_expert(m, l, &counts));
     if (run->comm.group[group].size > 1) {
         counts.kind = ASSAY_PIECE_PARTIAL;
         counts.partial = group;
@@ -242,11 +242,14 @@ static assay_status update_expert_bias(gpu_optimizer *o, gpu_layer *l)
 static assay_status update_expert_biases(gpu_optimizer *o)
 {
     gpu_model *m = o->model;
+    int64_t n = 0;
+    if (m->config->moe_router_enable_expert_bias)
+        ASSAY_TRY(gpu_step_tokens_per_expert(m, o->counts));
     for (int c = 0; c < m->n_chunks; c++)
-        for (int64_t i = 0; i < m->chunks[c].n_layers; i++) {
+        for (int64_t i = 0; i < m->chunks[c].n_layers; i++, n++) {
             gpu_layer *l = &m->chunks[c].layers[i];
             if (l->moe.expert_bias)
-                ASSAY_TRY(update_expert_bias(o, l));
+                ASSAY_TRY(update_expert_bias(o, l, o->counts + n * m->config->num_moe_experts));
         }
     return ASSAY_OK;
 }

@@ -45,7 +45,7 @@ typedef struct gpu_optimizer {
     int64_t *zeros;       /* device [n_norm + 1] */
     gpu_numbers *numbers; /* device */
     double *scalar;       /* device [1] */
-    int64_t *counts;      /* device I64 [E] */
+    int64_t *counts;      /* device I64 [layers,E] */
 } gpu_optimizer;
 
 /* Lays out buffers and pieces; allocates nothing on the device.  states false: gradients alone, reduced

@@ -187,7 +187,8 @@ assay_status gpu_optimizer_alloc(gpu_optimizer *o)
     o->numbers = taken;
     ASSAY_TRY(gpu_arena_take(arena, sizeof(double), &taken));
     o->scalar = taken;
-    ASSAY_TRY(gpu_arena_take(arena, (size_t)(m->config->num_moe_experts + 1) * sizeof(int64_t), &taken));
+    ASSAY_TRY(gpu_arena_take(
+        arena, (size_t)(gpu_model_layers(m) * m->config->num_moe_experts + 1) * sizeof(int64_t), &taken));
     o->counts = taken;
     return ASSAY_OK;
 }

@@ -258,20 +258,20 @@ assay_status gpu_router_route_bwd(gpu_model *m, gpu_layer *l, gpu_moe_acts *a, g
 }
 
 /* --- counts of a step --------------------------------------------------------------------------------------- */
-assay_status gpu_step_tokens_per_expert(gpu_model *m, const gpu_layer *l, gpu_value *sum)
+assay_status gpu_step_tokens_per_expert(gpu_model *m, int64_t *sums)
 {
-    const int64_t E = m->config->num_moe_experts, n = m->n_microbatches;
-    const size_t row = (size_t)E * sizeof(int64_t);
+    const int64_t E = m->config->num_moe_experts, n = m->n_microbatches, layers = gpu_model_layers(m);
+    const size_t row = (size_t)E * sizeof(int64_t), all = (size_t)(layers * n) * row;
     assay_status st = ASSAY_OK;
-    int64_t *total = calloc((size_t)(n + 1), row);
-    ASSAY_CHECK(total, ASSAY_OUT_OF_MEMORY, "layer %lld: counts of %lld microbatches", (long long)l->number,
+    int64_t *total = calloc((size_t)(layers * (n + 1)) + 1, row);
+    ASSAY_CHECK(total, ASSAY_OUT_OF_MEMORY, "counts of %lld layers and %lld microbatches", (long long)layers,
                 (long long)n);
-    const int64_t *counts = total + E;
-    ASSAY_TRY_GOTO(gpu_run_download(m->run, total + E, l->tokens_per_expert, (size_t)n * row, "counts"), st,
-                   done);
-    for (int64_t i = 0; i < n * E; i++)
-        total[i % E] += counts[i];
-    ASSAY_TRY_GOTO(gpu_run_upload(m->run, sum->t.data, total, row, "counts"), st, done);
+    const int64_t *counts = total + layers * E;
+    ASSAY_TRY_GOTO(gpu_run_download(m->run, total + layers * E, m->expert_counts, all, "counts"), st, done);
+    for (int64_t l = 0; l < layers; l++)
+        for (int64_t i = 0; i < n * E; i++)
+            total[l * E + i % E] += counts[l * n * E + i];
+    ASSAY_TRY_GOTO(gpu_run_upload(m->run, sums, total, (size_t)layers * row, "counts"), st, done);
 done:
     free(total);
     return st;

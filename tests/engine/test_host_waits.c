@@ -372,3 +372,39 @@ Test(engine_host_waits, counts_on_the_host_change_no_bit)
                      ways[i].model, ways[i].layout, ways[i].precision, ways[i].options);
     }
 }
+
+/* Waits of one step of a model of so many layers of experts with an expert bias. */
+static int64_t waits_of_layers(int layers)
+{
+    static const int64_t shape[4] = {1, MICROBATCHES, 2, 7};
+    char model[ENGINE_PATH], text[1024];
+    assay_train_options o;
+    gpu_engine *e;
+    snprintf(text, sizeof text,
+             "{\"model_type\":\"megatron\",\"num_layers\":%d,\"hidden_size\":16,\"ffn_hidden_size\":20,"
+             "\"num_attention_heads\":2,\"num_query_groups\":2,\"kv_channels\":8,\"vocab_size\":61,"
+             "\"num_moe_experts\":4,\"moe_router_topk\":2,\"moe_ffn_hidden_size\":12,"
+             "\"moe_router_enable_expert_bias\":true,\"moe_router_score_function\":\"sigmoid\"}",
+             layers);
+    snprintf(model, sizeof model, "%s/of%d", engine_folder, layers);
+    engine_write_config(model, text);
+    engine_write_batch(engine_file("batch"), shape, 4, 61, 5);
+    assay_train_options_default(&o);
+    snprintf(o.model, sizeof o.model, "%s", model);
+    snprintf(o.batch, sizeof o.batch, "%s", engine_file("batch"));
+    o.draw_weights = 3;
+    must(gpu_engine_open(&o, false, &e));
+    must(gpu_engine_step(e, 0));
+    const int64_t waits = e->run.comm.waits; /* of the step */
+    gpu_engine_close(e, false);
+    return waits;
+}
+
+/* The counts of a step, which an expert bias follows, are read once for all layers. */
+Test(engine_host_waits, an_expert_bias_waits_once_for_all_layers)
+{
+    const int64_t two = waits_of_layers(2);
+    const int64_t five = waits_of_layers(5);
+    cr_expect_eq(five, two, "of 5 layers %lld waits, of 2 %lld", (long long)five, (long long)two);
+    cr_expect_leq(two, 6);
+}
