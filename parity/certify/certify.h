@@ -62,6 +62,8 @@ typedef struct certify_board {
     int64_t runs;    /* calls of run() */
     int64_t refused; /* records outside the declared shapes: not judged */
     int32_t done;    /* the child came to its end */
+    assay_op_binding
+        most; /* of each symbol the largest of the calls that a library took; none: not counted */
 } certify_board;
 #if defined(__GNUC__)
 __attribute__((format(printf, 3, 4)))

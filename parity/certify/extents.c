@@ -69,9 +69,13 @@ void certify_add_extents(json_t *list, const certify_result *r)
     largest l = {.op = r->op, .shapes = symbols};
     size_t n = (size_t)snprintf(text, sizeof text, "%s", beyond);
     parity_ask_each_shape(r->op->name, note, &l);
-    for (int i = 0; i < l.most.n && n + 32 < sizeof text; i++)
+    for (int i = 0; i < l.most.n && n + 32 < sizeof text; i++) {
+        int64_t value = l.most.symbols[i].value, taken;
+        if (assay_op_symbol(&r->board.most, l.most.symbols[i].name, &taken) && taken < value)
+            value = taken; /* conditions on attributes leave calls out, too */
         n += (size_t)snprintf(text + n, sizeof text - n, "%s%s %lld", i > 0 ? ", " : "",
-                              l.most.symbols[i].name, (long long)l.most.symbols[i].value);
+                              l.most.symbols[i].name, (long long)value);
+    }
     if (l.most.n > 0)
         json_array_append_new(list, json_string(text));
 }

@@ -329,8 +329,8 @@ static assay_status check_combination(const certify_options *o)
                 "--variant: it is of --engine");
     ASSAY_CHECK(o->program[0] == '\0' || o->python[0] == '\0', ASSAY_INVALID_ARGUMENT,
                 "--program: it is of --engine, or of a library in device memory");
-    ASSAY_CHECK(o->cuda_runtime[0] == '\0' || o->so[0] != '\0', ASSAY_INVALID_ARGUMENT,
-                "--cuda-runtime: it is of --so");
+    ASSAY_CHECK(o->cuda_runtime[0] == '\0' || o->so[0] != '\0' || o->compiler[0] != '\0',
+                ASSAY_INVALID_ARGUMENT, "--cuda-runtime: it is of --so, or of --cu with --compiler");
     ASSAY_CHECK(o->out[0] != '\0' || (o->key[0] == '\0' && o->valid_days == VALID_DAYS),
                 ASSAY_INVALID_ARGUMENT, "--key, --valid-days: they are of --out");
     return ASSAY_OK;

@@ -133,6 +133,17 @@ static int32_t run_some(const assay_kernel_call *c)
 }
 DESCRIBE(norm_of_some_widths, "rmsnorm_fwd", PLAIN, run_some, eight_lanes, 2, .shapes = "H>=8 H<=128 H%8=0")
 
+/* Of one eps alone, which few calls have. */
+static int32_t run_one_eps(const assay_kernel_call *c)
+{
+    const int32_t code = check_norm(c);
+    if (code != 0)
+        return code;
+    return c->attr[ASSAY_KERNEL_ATTR_RMSNORM_FWD_EPS]->number == 0.5 ? norm(c, CHAIN)
+                                                                     : ASSAY_KERNEL_UNSUPPORTED;
+}
+DESCRIBE(norm_of_one_eps, "rmsnorm_fwd", PLAIN, run_one_eps, one_chain, 2, .shapes = "eps=0.5")
+
 /* Lanes follow from the width. */
 static int32_t run_adapting(const assay_kernel_call *c)
 {

@@ -199,14 +199,9 @@ static assay_status watch(void *user, gpu_run *run, const char *op, const char *
 static assay_status sum_counts(gpu_model *m, step_facts *f)
 {
     int64_t *device = NULL;
-    CUDA_TRY(cudaMalloc((void **)&device, EXPERTS * sizeof *device));
-    gpu_value sum = {.t = gpu_tensor_1d(device, ASSAY_I64, EXPERTS)};
-    for (int l = 0; l < LAYERS; l++) {
-        if (l == 1) /* dense */
-            continue;
-        ASSAY_TRY(gpu_step_tokens_per_expert(m, &m->chunks[0].layers[l], &sum));
-        ASSAY_TRY(gpu_run_download(m->run, f->counts[l], device, sizeof f->counts[l], "counts"));
-    }
+    CUDA_TRY(cudaMalloc((void **)&device, sizeof f->counts));
+    ASSAY_TRY(gpu_step_tokens_per_expert(m, device));
+    ASSAY_TRY(gpu_run_download(m->run, f->counts, device, sizeof f->counts, "counts"));
     CUDA_TRY(cudaFree(device));
     return ASSAY_OK;
 }

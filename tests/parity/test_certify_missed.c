@@ -103,7 +103,11 @@ Test(certify_missed, extents_are_told)
     r = cli_run("certify --seeds 1 --so " ASSAY_KERNELS "/clean.so:norm_of_some_widths");
     cli_expect_success(&r, "certify");
     cr_expect_not_null(strstr(r.out, "- sizes beyond T 4097, H 128\n"), "%s", r.out);
-
+    cli_free(&r);
+    /* a condition on an attribute leaves calls out, too */
+    r = cli_run("certify --seeds 1 --so " ASSAY_KERNELS "/clean.so:norm_of_one_eps");
+    cli_expect_success(&r, "certify");
+    cr_expect_not_null(strstr(r.out, "- sizes beyond T 3, H 129\n"), "%s", r.out);
     cli_free(&r);
 }
 
