@@ -201,6 +201,8 @@ assay_status assay_config_find_files(const char *folder, assay_model_config *c);
 assay_status assay_config_from_json(const json_t *root, const char *what, assay_model_config *out);
 /* Checks all cross-field rules (also called by the readers). */
 assay_status assay_config_check(const assay_model_config *c, const char *what);
+/* Whether a member of config.json is kept for others alone: configurations that differ in it are of one model. */
+bool assay_config_is_kept(const char *key);
 /* A Hugging Face config.json (or `megatron` fields) that reads back to an equal struct. */
 assay_status assay_config_to_json(const assay_model_config *c, json_t **out);
 /* Name of the first member that differs, NULL when a and b say the same (entries of layers beyond num_layers do

@@ -2,6 +2,18 @@
  * meaning here, kept for whoever generates text with what is saved or converted, or trains on from it. */
 #include "core/model/config_internal.h"
 
+#include <string.h>
+
+bool assay_config_is_kept(const char *key)
+{
+    static const char *const keys[] = {"bos_token_id", "eos_token_id", "router_aux_loss_coef",
+                                       "output_router_logits", "use_cache"};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+        if (strcmp(key, keys[i]) == 0)
+            return true;
+    return false;
+}
+
 static assay_status read_id(const json_t *value, const char *key, const char *what, int64_t *out)
 {
     ASSAY_CHECK(json_is_integer(value) && json_integer_value(value) >= INT32_MIN &&

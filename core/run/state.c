@@ -105,7 +105,7 @@ static assay_status check_model(const char *dir, const json_t *there, const assa
     json_object_foreach(here, key, value)
     {
         const json_t *its_value = json_object_get(there, key);
-        if (st != ASSAY_OK || json_equal(value, its_value))
+        if (st != ASSAY_OK || json_equal(value, its_value) || assay_config_is_kept(key))
             continue;
         char path[MEMBER_PATH];
         const json_t *member = value, *its_member = its_value;

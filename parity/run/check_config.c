@@ -13,6 +13,8 @@ static const char *const free_members[] = {"initializer_range", "init_constant_s
 
 static bool is_free(const char *key)
 {
+    if (assay_config_is_kept(key))
+        return true;
     for (int i = 0; free_members[i] != NULL; i++)
         if (strcmp(free_members[i], key) == 0)
             return true;

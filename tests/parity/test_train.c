@@ -170,6 +170,24 @@ Test(train, folders_lie_where_links_lead)
     cr_expect_not(cli_exists(cli_file("scratch/none")));
 }
 
+/* What is kept for whoever generates text is of no meaning to a run: a checkpoint of before has none of it. */
+Test(train, a_run_goes_on_with_other_words_for_others)
+{
+    char line[CLI_LINE];
+    json_t *config = json_load_file(small_config(), 0, NULL);
+    cr_assert_not_null(config);
+    (void)json_object_del(config, "bos_token_id");
+    (void)json_object_del(config, "use_cache");
+    json_object_set_new(config, "eos_token_id", json_pack("[i,i]", 7, 9));
+    json_object_set_new(config, "router_aux_loss_coef", json_real(0.5));
+    cr_assert_eq(json_dump_file(config, cli_file("other.json"), 0), 0);
+    json_decref(config);
+    train_ok("--train-iters 1 --save run --save-interval 1");
+    snprintf(line, sizeof line,
+             "train --engine ref --config other.json " STEPS "--train-iters 2 --load run --save run");
+    expect_ok(line);
+}
+
 Test(train, nothing_is_made_inside_a_checkpoint)
 {
     static const char words[] = "x: would be written among the files of the checkpoint";
