@@ -210,9 +210,9 @@ static const assay_option_row table[] = {
     ROW_DOUBLE(moe_expert_capacity_factor, 0, 1e6, EVERYWHERE, "Mixture of experts",
                "tokens that an expert takes of a microbatch, as a multiple of an even share; 0: all"),
     {"moe_expert_rank_capacity_factor", ASSAY_OPT_DOUBLE, MEMBER(moe_expert_rank_capacity_factor), 0, 1e6,
-     NULL, "FACTOR",
-     "engines with ep: rows of experts that a rank has memory for, as a multiple of an even share (1 or "
-     "more); a microbatch that sends one more ends the run; 0: all that may come",
+     NULL, "X",
+     "engines: memory for X even shares of the rows that ep sends a rank, and an error beyond; 0: for all "
+     "that may come",
      "Mixture of experts", STEP_BENCH_TRAIN},
     ROW_ENUM(moe_router_dtype, router_words, "fp32|model", EVERYWHERE, "Mixture of experts",
              "what a router's logits are stored in: fp32, or the activations' type (Megatron-LM's None)"),

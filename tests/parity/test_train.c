@@ -184,7 +184,8 @@ Test(train, a_run_goes_on_with_other_words_for_others)
     json_decref(config);
     train_ok("--train-iters 1 --save run --save-interval 1");
     snprintf(line, sizeof line,
-             "train --engine ref --config other.json " STEPS "--train-iters 2 --load run --save run");
+             "train --engine sim --layout dp2 --config other.json " STEPS
+             "--train-iters 2 --load run --save run");
     expect_ok(line);
 }
 
