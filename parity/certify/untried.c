@@ -42,6 +42,13 @@ static bool of_rows(certify_trial t)
     return t == CERTIFY_BATCH || t == CERTIFY_STRIDES || t == CERTIFY_SHADOW;
 }
 
+static const char *no_sanitizer(void)
+{
+    return certify_sanitizer_installed()
+               ? "compute-sanitizer: no call came to it, there are no lattice inputs"
+               : "compute-sanitizer (not found in PATH)";
+}
+
 void certify_list_stopped(certify_result *r)
 {
     r->not_tried = json_array();
@@ -120,9 +127,7 @@ void certify_list_untried(certify_result *r, const char *tier)
         untried(r->not_tried,
                 "a real device: its arithmetic, memory order, streams and timing; compute-sanitizer");
     else if (r->board.trial[CERTIFY_SANITIZER].calls == 0)
-        untried(r->not_tried, certify_sanitizer_installed()
-                                  ? "compute-sanitizer: no call came to it, there are no lattice inputs"
-                                  : "compute-sanitizer (not found in PATH)");
+        untried(r->not_tried, no_sanitizer());
     if (r->throughput != NULL)
         return;
     snprintf(text, sizeof text, "throughput: %s",
