@@ -43,6 +43,18 @@ static assay_status take_path(const char *path, char out[PATH_MAX])
     return ASSAY_OK;
 }
 
+void assay_cut_name(char *path)
+{
+    size_t n = strlen(path);
+    while (n > 1 && path[n - 1] == '/')
+        path[--n] = '\0';
+    char *slash = strrchr(path, '/');
+    if (slash == NULL)
+        memcpy(path, ".", sizeof "."); /* a path has a byte and its end */
+    else
+        slash[slash == path ? 1 : 0] = '\0';
+}
+
 static assay_status make_above(char *path)
 {
     for (char *slash = strchr(path + 1, '/'); slash != NULL; slash = strchr(slash + 1, '/')) {

@@ -14,6 +14,8 @@ assay_status assay_mkdir_p(const char *path);
 /* mkdir -p of the folder in which `path` lies: any of its components may be a link to a folder, as `runs` often is one into a scratch file
  * system; what is made as `path` is new there. */
 assay_status assay_mkdir_above(const char *path);
+/* The folder in which a path lies, in its place: of `a/b//` and `a/b` a, of `/a` the root, of `a` (a name of a byte or more) ".". */
+void assay_cut_name(char *path);
 /* Renames the folder `from` as `to`, which must not exist (EEXIST; rename alone would replace an empty folder).  0, or errno. */
 int assay_rename_folder(const char *from, const char *to);
 /* The tree must lie strictly below `root_must_contain` (both resolved) and not be a link itself; links inside

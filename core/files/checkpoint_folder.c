@@ -253,19 +253,6 @@ static bool is_ours(const char *folder)
     return ours;
 }
 
-/* `a/b//` and `a/b` lie in a, `a` in the folder that the process is in. */
-static void cut_name(char path[PATH_MAX])
-{
-    size_t n = strlen(path);
-    while (n > 1 && path[n - 1] == '/')
-        path[--n] = '\0';
-    char *slash = strrchr(path, '/');
-    if (slash == NULL)
-        snprintf(path, PATH_MAX, ".");
-    else
-        slash[slash == path ? 1 : 0] = '\0';
-}
-
 assay_status assay_checkpoint_outside(const char *option, const char *path)
 {
     char given[PATH_MAX], folder[PATH_MAX];
@@ -274,14 +261,14 @@ assay_status assay_checkpoint_outside(const char *option, const char *path)
                 "%s%.200s: expected a path of 1 to %d bytes", option, path, PATH_MAX - 1);
     snprintf(given, sizeof given, "%s", path);
     do { /* what is not there will be made in the last folder that is */
-        cut_name(given);
+        assay_cut_name(given);
         found = realpath(given, folder) != NULL;
     } while (!found && strcmp(given, ".") != 0 && strcmp(given, "/") != 0);
     while (found) {
         ASSAY_CHECK(!is_ours(folder), ASSAY_INVALID_ARGUMENT,
                     "%s%s: would be written among the files of the checkpoint %s", option, path, folder);
         found = strcmp(folder, "/") != 0;
-        cut_name(folder);
+        assay_cut_name(folder);
     }
     return ASSAY_OK;
 }

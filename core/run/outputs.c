@@ -1,6 +1,7 @@
 /* What a run may write. */
 #include "core/run/outputs.h"
 
+#include "core/base/file.h"
 #include "core/files/checkpoint_folder.h"
 #include <errno.h>
 #include <stdio.h>
@@ -17,14 +18,7 @@ static bool same(const struct stat *a, const char *path)
 static void folder_of(const char *path, char out[ASSAY_PATH])
 {
     snprintf(out, ASSAY_PATH, "%s", path);
-    size_t n = strlen(out);
-    while (n > 1 && out[n - 1] == '/') /* a/b/ is a/b */
-        out[--n] = '\0';
-    char *slash = strrchr(out, '/');
-    if (slash == NULL)
-        snprintf(out, ASSAY_PATH, ".");
-    else
-        slash[slash == out ? 1 : 0] = '\0';
+    assay_cut_name(out);
 }
 
 /* `folder` takes new files of `option`: none of the inputs' folders. */
