@@ -141,6 +141,8 @@ void certify_add_uncalled(json_t *list, const certify_result *r, const certify_t
  * has of it ("T 4097, H 1025"; NULL: nothing). */
 void certify_add_extents(json_t *list, const certify_result *r);
 const char *certify_largest(const json_t *certificate);
+/* *most: of each symbol the larger of what it is and of the call's. */
+void certify_note_extents(assay_op_binding *most, const assay_op_binding *call);
 /* r->not_tried of a trial that stopped at its first failure. */
 void certify_list_stopped(certify_result *r);
 /* r->not_tried of a library. */

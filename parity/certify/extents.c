@@ -36,6 +36,21 @@ static bool is_extent(const assay_op *op, const char *symbol)
     return false;
 }
 
+void certify_note_extents(assay_op_binding *most, const assay_op_binding *call)
+{
+    for (int i = 0; i < call->n; i++) {
+        int k = 0;
+        while (k < most->n && strcmp(most->symbols[k].name, call->symbols[i].name) != 0)
+            k++;
+        if (k == ASSAY_OP_SYMBOLS)
+            continue;
+        if (k == most->n)
+            most->symbols[most->n++] = call->symbols[i];
+        if (most->symbols[k].value < call->symbols[i].value)
+            most->symbols[k].value = call->symbols[i].value;
+    }
+}
+
 static void note(void *user, const char *sizes, const char *symbols, int64_t value)
 {
     largest *l = user;
@@ -47,17 +62,7 @@ static void note(void *user, const char *sizes, const char *symbols, int64_t val
     }
     if (certify_shapes_take(l->shapes, NULL, &here, NULL, why, sizeof why) == 0)
         return;
-    for (int i = 0; i < here.n; i++) {
-        int k = 0;
-        while (k < l->most.n && strcmp(l->most.symbols[k].name, here.symbols[i].name) != 0)
-            k++;
-        if (!is_extent(l->op, here.symbols[i].name) || k == ASSAY_OP_SYMBOLS)
-            continue;
-        if (k == l->most.n)
-            l->most.symbols[l->most.n++] = here.symbols[i];
-        if (l->most.symbols[k].value < here.symbols[i].value)
-            l->most.symbols[k].value = here.symbols[i].value;
-    }
+    certify_note_extents(&l->most, &here);
 }
 
 void certify_add_extents(json_t *list, const certify_result *r)
@@ -67,16 +72,18 @@ void certify_add_extents(json_t *list, const certify_result *r)
     char text[256], symbols[512], attributes[512];
     certify_shapes_split(shapes != NULL ? shapes : "", r->op, symbols, attributes, sizeof symbols);
     largest l = {.op = r->op, .shapes = symbols};
-    size_t n = (size_t)snprintf(text, sizeof text, "%s", beyond);
+    size_t n = (size_t)snprintf(text, sizeof text, "%s", beyond), none = n;
     parity_ask_each_shape(r->op->name, note, &l);
     for (int i = 0; i < l.most.n && n + 32 < sizeof text; i++) {
         int64_t value = l.most.symbols[i].value, taken;
+        if (!is_extent(l.op, l.most.symbols[i].name))
+            continue;
         if (assay_op_symbol(&r->board.most, l.most.symbols[i].name, &taken) && taken < value)
             value = taken; /* conditions on attributes leave calls out, too */
-        n += (size_t)snprintf(text + n, sizeof text - n, "%s%s %lld", i > 0 ? ", " : "",
+        n += (size_t)snprintf(text + n, sizeof text - n, "%s%s %lld", n > none ? ", " : "",
                               l.most.symbols[i].name, (long long)value);
     }
-    if (l.most.n > 0)
+    if (n > none)
         json_array_append_new(list, json_string(text));
 }
 

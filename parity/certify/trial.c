@@ -210,21 +210,6 @@ void trial_workspace(trial *t, const call_record *r, const call_ready *c)
                     r->workspace_bytes, again, t->board->now);
 }
 
-static void note_extents(assay_op_binding *most, const assay_op_binding *call)
-{
-    for (int i = 0; i < call->n; i++) {
-        int k = 0;
-        while (k < most->n && strcmp(most->symbols[k].name, call->symbols[i].name) != 0)
-            k++;
-        if (k == ASSAY_OP_SYMBOLS)
-            continue;
-        if (k == most->n)
-            most->symbols[most->n++] = call->symbols[i];
-        if (most->symbols[k].value < call->symbols[i].value)
-            most->symbols[k].value = call->symbols[i].value;
-    }
-}
-
 static assay_status try_taken(trial *t, const assay_trace *request, call_record *r)
 {
     call_ready c;
@@ -239,7 +224,7 @@ static assay_status try_taken(trial *t, const assay_trace *request, call_record 
                     code, t->board->now);
         return ASSAY_OK;
     }
-    note_extents(&t->board->most, &r->binding);
+    certify_note_extents(&t->board->most, &r->binding);
     for (int i = 0; i < ASSAY_OP_SLOTS; i++)
         if (call_is_output(r, i))
             call_collect(r, &c, i, r->slot[i].after);
